@@ -1,0 +1,2 @@
+//! WHAT paths exist and their health.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! WHICH path: pure path-selection policy. No I/O, no threads, no clock.
+#![forbid(unsafe_code)]

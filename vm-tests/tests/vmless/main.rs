@@ -1,1 +1,3 @@
-fn main() {}
+//! End-to-end tests without a VM: the front-end is the test itself.
+
+mod harness;

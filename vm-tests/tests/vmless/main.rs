@@ -1,3 +1,8 @@
 //! End-to-end tests without a VM: the front-end is the test itself.
+//!
+//! Names that begin with an F and a number are cases of the project's list of known faults of such programs.
+//! `POLYPATH_TEST_PROGRAM=qsd` runs those tests that hold for any back-end against QEMU's storage daemon.
 
+mod common;
 mod harness;
+mod io;

@@ -3,6 +3,11 @@
 //! Names that begin with an F and a number are cases of the project's list of known faults of such programs.
 //! `POLYPATH_TEST_PROGRAM=qsd` runs those tests that hold for any back-end against QEMU's storage daemon.
 
+mod bad_chains;
 mod common;
+mod discard;
+mod framing;
 mod harness;
 mod io;
+mod merge;
+mod ranges;

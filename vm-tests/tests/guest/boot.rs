@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use polypath_vm_tests::guest::{Guest, Qemu, Vm, boot_disk, check_boot_disk};
-use polypath_vm_tests::server::Server;
+use polypath_vm_tests::server::wait_until;
 use polypath_vm_tests::skip::skip;
 
-use crate::support::{Image, is_polypath, serve, stop};
+use crate::support::{Image, serve, serves_polypath, stop};
 
 const FIRMWARE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -19,9 +19,9 @@ fn sees_its_disk(nr_queues: u32) -> Result<()> {
     let image = Image::new(64)?;
     let builder = serve(&image.path()).num_queues(4);
     let builder =
-        if is_polypath_wanted() { builder.serial("twenty-byte-serial-0").queue_size(256) } else { builder };
+        if serves_polypath() { builder.serial("twenty-byte-serial-0").queue_size(256) } else { builder };
     let server = builder.start()?;
-    let queue_size = if is_polypath(&server) { 256 } else { 128 };
+    let queue_size = if serves_polypath() { 256 } else { 128 };
     let vm = Vm::new().cpus(nr_queues).disk(&server).queues(nr_queues).queue_size(queue_size).boot()?;
 
     ensure!(number(&vm, "size")? == 64 * 2048);
@@ -34,7 +34,7 @@ fn sees_its_disk(nr_queues: u32) -> Result<()> {
     ensure!(number(&vm, "queue/write_zeroes_max_bytes")? >= 1 << 20);
     let queues = vm.sh("ls /sys/block/vda/mq | wc -l")?;
     ensure!(queues.trim() == nr_queues.to_string(), "{queues} queues");
-    if is_polypath(&server) {
+    if serves_polypath() {
         let serial = vm.sh("cat /sys/block/vda/serial")?;
         ensure!(serial.trim() == "twenty-byte-serial-0", "serial {serial:?}");
         let cache = vm.sh("cat /sys/block/vda/cache_type")?;
@@ -44,10 +44,6 @@ fn sees_its_disk(nr_queues: u32) -> Result<()> {
     vm.sh("dd if=/dev/vda of=/dev/null bs=512 count=1 2>&1; dd if=/dev/vda of=/dev/null bs=512 skip=131071 2>&1")?;
     vm.power_off()?;
     stop(server)
-}
-
-fn is_polypath_wanted() -> bool {
-    std::env::var("POLYPATH_TEST_PROGRAM").as_deref() != Ok("qsd")
 }
 
 #[test]
@@ -70,7 +66,7 @@ fn sees_its_disk_by_four_queues() -> Result<()> {
 fn eight_cpus_start_with_defaults_on_both_sides() -> Result<()> {
     let image = Image::new(16)?;
     let builder = serve(&image.path());
-    let server = if is_polypath_wanted() { builder } else { builder.num_queues(8) }.start()?;
+    let server = if serves_polypath() { builder } else { builder.num_queues(8) }.start()?;
     let vm = Vm::new().cpus(8).disk(&server).boot()?;
     ensure!(vm.sh("ls /sys/block/vda/mq | wc -l")?.trim() == "8");
     // Each queue by the CPU that it belongs to.
@@ -110,18 +106,14 @@ fn newer_front_end_is_served_too() -> Result<()> {
 fn firmware_boots_from_the_disk() -> Result<()> {
     let image = Image::new(0)?;
     let marker = boot_disk(&image.path(), 8 << 20)?;
-    let server: Server = serve(&image.path()).start()?;
+    let server = serve(&image.path()).start()?;
     let vm = Vm::new().disk(&server).firmware_boots_it().start()?;
     vm.wait_console(marker, FIRMWARE_TIMEOUT)?;
     check_boot_disk(&image.path())?;
     // And once more on the same connection.
     image.write(2048 * 512, &[0; 16 * 512])?;
     vm.qmp("system_reset", serde_json::json!({}))?;
-    vm.wait_console(&format!("{marker}\r\n{marker}"), FIRMWARE_TIMEOUT).or_else(|_| {
-        let times = vm.console().matches(marker).count();
-        ensure!(times == 2, "booted {times} times: {}", vm.console());
-        Ok(())
-    })?;
+    wait_until("the second boot", FIRMWARE_TIMEOUT, || vm.console().matches(marker).count() == 2)?;
     check_boot_disk(&image.path())?;
     vm.kill();
     stop(server)

@@ -1,2 +1,24 @@
 //! WHAT paths exist and their health.
+//!
+//! A [`Path`] is one open host file or device that reaches the LUN; a [`Table`] is an immutable set of them, published
+//! whole through a [`TableCell`]. What an errno says about a path is decided in [`failover`]. Nothing here moves guest
+//! data: the back-end borrows a path's descriptor to do that.
 #![forbid(unsafe_code)]
+
+pub mod failover;
+mod identity;
+mod ledger;
+mod limits;
+mod load;
+mod open;
+mod path;
+mod sysfs;
+mod table;
+
+pub use identity::Identity;
+pub use ledger::{Coverage, Ledger};
+pub use limits::{FileKind, Limits};
+pub use load::Gauges;
+pub use open::{OpenError, OpenOptions};
+pub use path::Path;
+pub use table::{FailOutcome, Mismatch, PATHS_MAX, Table, TableCell, TableError, TableReader};

@@ -1,0 +1,229 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, ValueEnum};
+use polypath_selector::Kind;
+
+use crate::disk::ID_BYTES;
+use crate::vring::RING_SIZE_MAX;
+
+/// Most virtqueues of one disk.
+pub const NR_QUEUES_MAX: u16 = 64;
+
+/// Serves one virtio-blk disk over vhost-user from one or more paths to the same file or block device.
+#[derive(Debug, Parser)]
+#[command(name = "polypath", version, max_term_width = 100)]
+pub struct Options {
+    /// Listen on this Unix socket; the file is made at the start and removed at the end.
+    #[arg(short, long, value_name = "PATH", conflicts_with = "fd")]
+    pub socket_path: Option<PathBuf>,
+
+    /// Listen on this inherited descriptor, a Unix socket that listens already. Without --socket-path and --fd, a
+    /// socket passed by systemd (LISTEN_FDS) is used.
+    #[arg(long, value_name = "FD")]
+    pub fd: Option<RawFd>,
+
+    /// A path to the disk: regular file or block device. Repeat it for every path; all must lead to the same one.
+    #[arg(short, long = "path", value_name = "PATH", action = ArgAction::Append)]
+    pub paths: Vec<PathBuf>,
+
+    /// The same as --path, by QEMU's conventions for back-ends.
+    #[arg(long, value_name = "PATH", action = ArgAction::Append)]
+    pub blk_file: Vec<PathBuf>,
+
+    /// Refuse writes, and open the paths for reading only.
+    #[arg(short, long)]
+    pub read_only: bool,
+
+    /// Virtqueues offered; a VM may use fewer. Only those in use cost anything.
+    #[arg(long, value_name = "N", default_value_t = NR_QUEUES_MAX,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(NR_QUEUES_MAX)))]
+    pub num_queues: u16,
+
+    /// Size of a virtqueue that the limits shown to the guest are made for (segments = size - 2); a power of two.
+    /// Larger and smaller queues are served as well.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse_queue_size)]
+    pub queue_size: u16,
+
+    /// Serial number that the guest sees, at most 20 bytes [default: made from the identity of the paths]
+    #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
+    pub serial: Option<String>,
+
+    /// How the path for each request is chosen.
+    #[arg(long, value_name = "NAME", default_value = Kind::RoundRobin.name(), value_parser = parse_selector)]
+    pub selector: Kind,
+
+    /// Go around the host's page cache (O_DIRECT). Off serves one regular file through the cache.
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub direct: Switch,
+
+    /// Let this group connect as well (name or number; the socket's mode is then 0660 in place of 0600).
+    #[arg(long, value_name = "GROUP", requires = "socket_path", value_parser = parse_group)]
+    pub socket_group: Option<u32>,
+
+    /// What to log on stderr.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: Level,
+
+    /// Print what this back-end can do (JSON, QEMU's conventions) and exit.
+    #[arg(long)]
+    pub print_capabilities: bool,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// Least important messages that are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Level {
+    /// Nothing.
+    Off,
+    /// The operator must act.
+    Error,
+    /// A path failed, a guest broke a rule.
+    Warn,
+    /// Start, connections, changes.
+    Info,
+    /// What happens in between.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl Options {
+    /// All paths, in the order given.
+    pub fn all_paths(&self) -> Vec<PathBuf> {
+        self.paths.iter().chain(&self.blk_file).cloned().collect()
+    }
+
+    /// The level as the `log` crate has it.
+    pub fn log_level(&self) -> log::LevelFilter {
+        match self.log_level {
+            Level::Off => log::LevelFilter::Off,
+            Level::Error => log::LevelFilter::Error,
+            Level::Warn => log::LevelFilter::Warn,
+            Level::Info => log::LevelFilter::Info,
+            Level::Debug => log::LevelFilter::Debug,
+            Level::Trace => log::LevelFilter::Trace,
+        }
+    }
+}
+
+/// Reads the command line of the process. Help and version are printed; a mistake is one line on stderr.
+pub fn parse() -> Result<Options, ExitCode> {
+    parse_from(std::env::args_os()).map_err(|error| {
+        if error.use_stderr() {
+            eprintln!("polypath: {}", one_line(&error));
+            ExitCode::from(2)
+        } else {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+fn parse_from(args: impl IntoIterator<Item = OsString>) -> Result<Options, clap::Error> {
+    Options::try_parse_from(args)
+}
+
+/// clap's message without its usage lines.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let kept = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let line = kept.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+/// What QEMU's management tools ask for (docs/interop/vhost-user.json).
+pub fn capabilities() -> serde_json::Value {
+    serde_json::json!({ "type": "block", "features": ["read-only", "blk-file"] })
+}
+
+fn parse_queue_size(text: &str) -> Result<u16, String> {
+    match text.parse::<u16>() {
+        Ok(size) if size.is_power_of_two() && (4..=RING_SIZE_MAX).contains(&size) => Ok(size),
+        _ => Err(format!("must be a power of two from 4 to {RING_SIZE_MAX}")),
+    }
+}
+
+fn parse_serial(text: &str) -> Result<String, String> {
+    match text.len() {
+        0..=ID_BYTES => Ok(text.to_owned()),
+        len => Err(format!("is {len} bytes long, at most {ID_BYTES} fit")),
+    }
+}
+
+fn parse_selector(text: &str) -> Result<Kind, String> {
+    text.parse::<Kind>().map_err(|error| error.to_string())
+}
+
+fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err("no such group".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let args = std::iter::once("polypath").chain(line.split(' ').filter(|w| !w.is_empty()));
+        parse_from(args.map(OsString::from)).map_err(|error| one_line(&error))
+    }
+
+    #[test]
+    fn f62_bad_options_are_named_in_one_line() {
+        for (line, option) in [
+            ("--num-queues 0", "--num-queues"),
+            ("--num-queues 65", "--num-queues"),
+            ("--num-queues 1000000", "--num-queues"),
+            ("--queue-size 0", "--queue-size"),
+            ("--queue-size 3", "--queue-size"),
+            ("--queue-size 100000", "--queue-size"),
+            ("--serial 123456789012345678901", "--serial"),
+            ("--selector Round-Robin", "--selector"),
+            ("--selector=", "--selector"),
+            ("--log-level loud", "--log-level"),
+            ("--fd x", "--fd"),
+            ("--fd 3 --socket-path s", "--fd"),
+            ("--unknown", "--unknown"),
+            ("stray", "stray"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(option) && !error.contains('\n'), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn f39_a_wrong_selector_is_answered_with_the_right_ones() {
+        let error = parse("--selector rr").unwrap_err();
+        for kind in Kind::ALL {
+            assert!(error.contains(kind.name()), "{error}");
+            assert_eq!(parse(&format!("--selector {}", kind.name())).unwrap().selector, kind);
+        }
+    }
+
+    #[test]
+    fn f48_the_default_is_enough_for_ordinary_vms() {
+        let options = parse("--path a --blk-file b").unwrap();
+        assert_eq!(options.num_queues, 64);
+        assert_eq!(options.all_paths(), [PathBuf::from("a"), PathBuf::from("b")]);
+    }
+}

@@ -1,0 +1,216 @@
+//! The disk as the guest sees it: features, config space, limits, serial number.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use polypath_paths::TableCell;
+use polypath_selector::Kind;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_ID_BYTES,
+};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
+
+/// Length of the serial number in bytes.
+pub const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
+
+/// Bytes of the config space that we know (`struct virtio_blk_config` up to the write-zeroes fields); what lies beyond
+/// reads as zero.
+const CONFIG_BYTES: usize = 60;
+
+/// Largest config space that a front-end may ask for. Front-ends newer than us ask for more than we know.
+const CONFIG_BYTES_MAX: u32 = 256;
+
+/// Where the device's config begins for front-ends that count from the start of the virtio-mmio register page.
+const CONFIG_OFFSET_MMIO: u32 = 0x100;
+
+/// Offset of the `writeback` byte.
+const WRITEBACK_OFFSET: u32 = 32;
+
+/// Most sectors in one range: 2 GiB for discard. Zeroes may have to be written out, so less: 32 MiB.
+const DISCARD_SECTORS_MAX: u32 = 4 << 20;
+const WRITE_ZEROES_SECTORS_MAX: u32 = 64 << 10;
+
+/// What the operator chose.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// Virtqueues offered.
+    pub nr_queues: u16,
+    /// Ring size that the limits are made for.
+    pub queue_size: u16,
+    /// Serial number, zero-filled.
+    pub id: [u8; ID_BYTES],
+    /// Which selector chooses the path.
+    pub selector: Kind,
+}
+
+/// One virtio-blk disk over the paths of a table.
+#[derive(Debug)]
+pub struct Disk {
+    options: DiskOptions,
+    table: TableCell,
+    limits: DiskLimits,
+    topology: Topology,
+    /// The guest's choice by CONFIG_WCE; true is write-back.
+    writeback: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Topology {
+    physical_block_exp: u8,
+    io_min_blocks: u16,
+    io_opt_blocks: u32,
+    discard_alignment_sectors: u32,
+}
+
+impl Disk {
+    /// The disk that the table's paths lead to.
+    pub fn new(table: TableCell, options: DiskOptions) -> Self {
+        let paths = table.load();
+        let limits = paths.limits();
+        let block_bytes = limits.logical_block_bytes;
+        let sectors = |bytes: u32| bytes / SECTOR_BYTES as u32;
+        let disk_limits = DiskLimits {
+            size_bytes: limits.size_bytes,
+            block_bytes,
+            read_only: limits.read_only,
+            discard: limits.discard && !limits.read_only,
+            discard_sectors_max: DISCARD_SECTORS_MAX,
+            write_zeroes_sectors_max: WRITE_ZEROES_SECTORS_MAX,
+        };
+        let exp = (limits.physical_block_bytes / block_bytes).trailing_zeros();
+        let topology = Topology {
+            physical_block_exp: u8::try_from(exp).unwrap_or(0),
+            io_min_blocks: u16::try_from(limits.io_min_bytes / block_bytes).unwrap_or(u16::MAX).max(1),
+            io_opt_blocks: limits.io_opt_bytes / block_bytes,
+            discard_alignment_sectors: sectors(limits.discard_granularity_bytes).max(1),
+        };
+        Self { options, table, limits: disk_limits, topology, writeback: AtomicBool::new(true) }
+    }
+
+    /// Where the paths are published.
+    pub fn table(&self) -> &TableCell {
+        &self.table
+    }
+
+    /// What requests are checked against.
+    pub fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    /// Which selector chooses the path.
+    pub fn selector(&self) -> Kind {
+        self.options.selector
+    }
+
+    /// The serial number.
+    pub fn id(&self) -> &[u8; ID_BYTES] {
+        &self.options.id
+    }
+
+    /// Virtqueues offered.
+    pub fn nr_queues(&self) -> u16 {
+        self.options.nr_queues
+    }
+
+    /// Feature bits of the device and of the ring, as offered.
+    pub fn features(&self) -> u64 {
+        let always = [
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_CONFIG_WCE,
+            VIRTIO_BLK_F_MQ,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_F_VERSION_1,
+        ];
+        let mut features = always.iter().fold(0, |bits, bit| bits | 1 << bit);
+        if self.limits.read_only {
+            features |= 1 << VIRTIO_BLK_F_RO;
+        } else {
+            features |= 1 << VIRTIO_BLK_F_WRITE_ZEROES;
+        }
+        if self.limits.discard {
+            features |= 1 << VIRTIO_BLK_F_DISCARD;
+        }
+        features
+    }
+
+    /// Whether a write must be durable when it is answered (virtio 1.2, 5.2.6.2): the guest's choice where it can
+    /// choose; otherwise only a guest that knows flush may be given a volatile cache.
+    pub fn is_write_through(&self, features: u64) -> bool {
+        if features & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 {
+            !self.writeback.load(Ordering::Relaxed)
+        } else {
+            features & 1 << VIRTIO_BLK_F_FLUSH == 0
+        }
+    }
+
+    /// The config space as it is now.
+    fn config(&self) -> [u8; CONFIG_BYTES] {
+        let mut config = [0; CONFIG_BYTES];
+        let mut put = |offset: usize, value: &[u8]| {
+            if let Some(field) = config.get_mut(offset..offset + value.len()) {
+                field.copy_from_slice(value);
+            }
+        };
+        put(0, &(self.limits.size_bytes / SECTOR_BYTES).to_le_bytes());
+        // Header and status take two descriptors of the ring.
+        put(12, &u32::from(self.options.queue_size - 2).to_le_bytes());
+        put(20, &self.limits.block_bytes.to_le_bytes());
+        put(24, &[self.topology.physical_block_exp, 0]);
+        put(26, &self.topology.io_min_blocks.to_le_bytes());
+        put(28, &self.topology.io_opt_blocks.to_le_bytes());
+        put(32, &[u8::from(self.writeback.load(Ordering::Relaxed))]);
+        put(34, &self.options.nr_queues.to_le_bytes());
+        let nr_ranges = (RANGES_MAX as u32).to_le_bytes();
+        if self.limits.discard {
+            put(36, &self.limits.discard_sectors_max.to_le_bytes());
+            put(40, &nr_ranges);
+            put(44, &self.topology.discard_alignment_sectors.to_le_bytes());
+        }
+        if !self.limits.read_only {
+            put(48, &self.limits.write_zeroes_sectors_max.to_le_bytes());
+            put(52, &nr_ranges);
+            // Where a hole cannot be made, zeros are written; either is lawful.
+            put(56, &[1]);
+        }
+        config
+    }
+
+    /// `size` bytes of the config space from `offset` on. None if that is nonsense.
+    pub fn read_config(&self, offset: u32, size: u32) -> Option<Vec<u8>> {
+        let offset = match offset.checked_sub(CONFIG_OFFSET_MMIO) {
+            Some(from_mmio) => from_mmio,
+            None => offset,
+        };
+        if size == 0 || offset.checked_add(size)? > CONFIG_BYTES_MAX {
+            return None;
+        }
+        let known = self.config();
+        let range = offset as usize..offset as usize + size as usize;
+        Some(range.map(|at| known.get(at).copied().unwrap_or(0)).collect())
+    }
+
+    /// Takes a write to the config space: the `writeback` byte can change if CONFIG_WCE was agreed, nothing else can.
+    /// False if nothing was changed.
+    pub fn write_config(&self, offset: u32, bytes: &[u8], features: u64) -> bool {
+        match bytes {
+            [value @ (0 | 1)]
+                if offset == WRITEBACK_OFFSET && features & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 =>
+            {
+                self.writeback.store(*value == 1, Ordering::Relaxed);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,50 @@
+//! The seam to the kernel: takes transfers, gives them back with an answer.
+//!
+//! The engine owns a transfer from [`Engine::start`] until it comes back in [`Event::Done`], and with it everything
+//! that the kernel may touch meanwhile.
+
+mod uring;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+pub use uring::UringEngine;
+
+use crate::transfer::Transfer;
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A transfer's step has ended: bytes moved, or a negative errno.
+    Done(Box<Transfer>, i32),
+    /// The guest has kicked.
+    Kick,
+    /// A command waits.
+    Wake,
+}
+
+/// What a worker needs of the kernel.
+pub trait Engine {
+    /// Queues the transfer's next step. It goes out at the next [`Engine::wait`], together with all others.
+    fn start(&mut self, transfer: Box<Transfer>);
+
+    /// Sends what is queued, in one call, and waits for an event or the timeout, whichever comes first. None waits for
+    /// ever; zero only looks.
+    ///
+    /// # Errors
+    /// Only if the ring itself is broken.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// The next event that has happened.
+    fn next_event(&mut self) -> Option<Event>;
+
+    /// Watches an eventfd for kicks, in place of the one before.
+    fn watch_kick(&mut self, kick: Option<OwnedFd>);
+
+    /// Transfers that are with the kernel.
+    fn nr_in_flight(&self) -> usize;
+
+    /// Nanoseconds on a clock that only moves forward.
+    fn now_ns(&self) -> u64;
+}

@@ -1,0 +1,240 @@
+//! io_uring: the only place where the kernel is handed addresses.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+use super::{Engine, Event};
+use crate::transfer::{Action, Transfer};
+
+/// `user_data` of what is not a transfer; slots are small numbers.
+const TAG_WAKE: u64 = 1 << 63;
+const TAG_CANCEL: u64 = TAG_WAKE | 1;
+/// Kick watches carry a generation in the low bits, so that an answer to an old watch is not taken for a kick.
+const TAG_KICK: u64 = 1 << 62;
+
+/// Room in the ring beside the transfers: the two watches and the cancelling of an old one.
+const NR_EXTRA_ENTRIES: u32 = 8;
+
+/// An io_uring of one worker thread.
+pub struct UringEngine {
+    ring: IoUring,
+    /// Transfers with the kernel, by `user_data`.
+    slots: Vec<Option<Box<Transfer>>>,
+    free: Vec<u32>,
+    wake: OwnedFd,
+    wake_armed: bool,
+    kick: Option<OwnedFd>,
+    kick_generation: u64,
+    kick_armed: bool,
+    epoch: Instant,
+}
+
+impl std::fmt::Debug for UringEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UringEngine").field("nr_in_flight", &self.nr_in_flight()).finish_non_exhaustive()
+    }
+}
+
+impl UringEngine {
+    /// A ring for `nr_slots` transfers at a time, that also looks at the eventfd `wake`. To be made by the thread that
+    /// uses it.
+    pub fn new(nr_slots: u32, wake: OwnedFd) -> io::Result<Self> {
+        let ring = build(nr_slots)?;
+        let mut slots = Vec::new();
+        slots.resize_with(nr_slots as usize, || None);
+        Ok(Self {
+            ring,
+            slots,
+            free: (0..nr_slots).rev().collect(),
+            wake,
+            wake_armed: false,
+            kick: None,
+            kick_generation: 0,
+            kick_armed: false,
+            epoch: Instant::now(),
+        })
+    }
+
+    /// Whether rings of this size can be had here: found out before the first guest connects.
+    pub fn probe(nr_slots: u32) -> io::Result<()> {
+        build(nr_slots).map(drop)
+    }
+
+    /// # Safety
+    /// Everything that `entry` points to stays valid until its completion was taken from the ring.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the caller's promise is this call's condition.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            // Full: send what is there. What cannot be sent now (EAGAIN, EBUSY, EINTR) is sent a moment later.
+            if let Err(error) = self.ring.submit() {
+                log::debug!("submit: {error}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn arm_watches(&mut self) {
+        let poll_in = libc::POLLIN as u32;
+        if !self.wake_armed {
+            self.wake_armed = true;
+            let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), poll_in).multi(true);
+            // SAFETY: the entry points to no memory, and the kernel holds the file by itself.
+            unsafe { self.push(&poll.build().user_data(TAG_WAKE)) };
+        }
+        if let (false, Some(kick)) = (self.kick_armed, &self.kick) {
+            let poll = opcode::PollAdd::new(Fd(kick.as_raw_fd()), poll_in).multi(true);
+            let tag = TAG_KICK | self.kick_generation;
+            self.kick_armed = true;
+            // SAFETY: as above.
+            unsafe { self.push(&poll.build().user_data(tag)) };
+        }
+    }
+
+    fn entry(transfer: &mut Transfer) -> squeue::Entry {
+        let fd = Fd(transfer.path().map_or(-1, polypath_paths::Path::raw_fd));
+        // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        match transfer.action() {
+            Action::Read { iovecs, offset } => {
+                opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
+            }
+            Action::Write { iovecs, offset, durable } => {
+                opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len()))
+                    .offset(offset)
+                    .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
+                    .build()
+            }
+            Action::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Action::Allocate { mode, offset, len } => {
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+            }
+        }
+    }
+}
+
+fn build(nr_slots: u32) -> io::Result<IoUring> {
+    let nr_entries = (nr_slots + NR_EXTRA_ENTRIES).next_power_of_two();
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_clamp();
+    // One thread submits and waits, so completions need no interrupt of it (since 6.1); older kernels do without.
+    let plain = builder.clone();
+    builder.setup_single_issuer().setup_defer_taskrun();
+    match builder.build(nr_entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(nr_entries),
+        result => result,
+    }
+}
+
+impl Engine for UringEngine {
+    fn start(&mut self, mut transfer: Box<Transfer>) {
+        let entry = Self::entry(&mut transfer);
+        let Some(slot) = self.free.pop() else {
+            // There are as many slots as ring entries, and a head is in flight once.
+            unreachable!("more transfers than slots");
+        };
+        self.slots[slot as usize] = Some(transfer);
+        // SAFETY: the iovecs and what they point to belong to the transfer (its gather list, its map lease and its
+        // bounce buffer), which stays untouched in its slot until the completion; so does the table that keeps the
+        // path's descriptor open.
+        unsafe { self.push(&entry.user_data(u64::from(slot))) };
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.arm_watches();
+        let timespec = timeout.map(Timespec::from);
+        let mut args = SubmitArgs::new();
+        if let Some(timespec) = &timespec {
+            args = args.timespec(timespec);
+        }
+        match self.ring.submitter().submit_with_args(1, &args) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Interrupted or timed out; or too many completions wait to be taken, which comes next.
+                Some(libc::EINTR | libc::ETIME | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            let more = io_uring::cqueue::more(entry.flags());
+            match entry.user_data() {
+                TAG_WAKE => {
+                    self.wake_armed = more;
+                    return Some(Event::Wake);
+                }
+                TAG_CANCEL => {}
+                tag if tag & TAG_KICK != 0 => {
+                    if tag != TAG_KICK | self.kick_generation {
+                        continue;
+                    }
+                    self.kick_armed = more;
+                    if entry.result() < 0 {
+                        // Not something that can be watched: no kick will ever come from it.
+                        log::warn!("kick descriptor cannot be watched: errno={}", -entry.result());
+                        (self.kick, self.kick_armed) = (None, false);
+                    }
+                    return Some(Event::Kick);
+                }
+                slot => {
+                    let index = u32::try_from(slot).ok()?;
+                    let transfer = self.slots.get_mut(index as usize).and_then(Option::take);
+                    let Some(transfer) = transfer else {
+                        unreachable!("completion of a slot that is not in use");
+                    };
+                    self.free.push(index);
+                    return Some(Event::Done(transfer, entry.result()));
+                }
+            }
+        }
+    }
+
+    fn watch_kick(&mut self, kick: Option<OwnedFd>) {
+        if self.kick_armed {
+            let cancel =
+                opcode::PollRemove::new(TAG_KICK | self.kick_generation).build().user_data(TAG_CANCEL);
+            // SAFETY: the entry points to no memory.
+            unsafe { self.push(&cancel) };
+        }
+        self.kick_generation = (self.kick_generation + 1) & (TAG_KICK - 1);
+        (self.kick, self.kick_armed) = (kick, false);
+    }
+
+    fn nr_in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for UringEngine {
+    fn drop(&mut self) {
+        // The kernel may still write into what the transfers own: it is not freed before the kernel is done with it.
+        while self.nr_in_flight() != 0 {
+            if self.wait(None).is_err() {
+                for slot in &mut self.slots {
+                    std::mem::forget(slot.take());
+                }
+                return;
+            }
+            while let Some(event) = self.next_event() {
+                if let Event::Done(mut transfer, _) = event
+                    && let Some((request, ..)) = transfer.end(crate::request::Status::IoErr)
+                {
+                    let _ = request.into_head();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

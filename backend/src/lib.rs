@@ -1,0 +1,20 @@
+//! polypath: a vhost-user-blk back-end with multipath inside.
+//!
+//! The route of a request: [`worker`] pops a chain from the [`vring`], [`request`] makes a checked request of it,
+//! [`transfer`] (with [`gather`]) what the kernel needs, [`dispatch`] chooses the path, [`engine`] hands it to io_uring;
+//! the answer comes back the same way. [`control`] accepts front-ends, [`session`] speaks vhost-user with one of them.
+
+pub mod cli;
+pub mod control;
+pub mod disk;
+pub mod dispatch;
+pub mod engine;
+pub mod gather;
+pub mod listen;
+pub mod memory;
+mod protocol;
+pub mod request;
+pub mod session;
+pub mod transfer;
+pub mod vring;
+pub mod worker;

@@ -1,0 +1,223 @@
+//! Guest memory: the regions that the front-end shares, and the maps made of them.
+//!
+//! A map is immutable. Every change makes a new one; a worker that is told of it lets go of the old one when its last
+//! request on it has completed, which [`MapLease`] makes known to whoever waits for the region to be unmapped.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion as _, GuestRegionMmap};
+
+/// Guest memory as a worker sees it.
+pub type GuestMap = GuestMemoryMmap<()>;
+
+/// Most regions that the front-end may have at a time (`VHOST_USER_GET_MAX_MEM_SLOTS`; the value that QEMU's own library uses).
+pub const MEM_SLOTS_MAX: usize = 509;
+
+/// Why a region cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// mmap said no, or the file is shorter than the region.
+    #[error("cannot map a region: {0}")]
+    Map(#[from] vm_memory::mmap::MmapRegionError),
+    /// The region's end is beyond the address space.
+    #[error("a region wraps around the address space")]
+    Wraps,
+    /// Regions overlap.
+    #[error("regions do not form a memory: {0}")]
+    Regions(#[from] vm_memory::GuestRegionCollectionError),
+    /// There are too many.
+    #[error("more than {MEM_SLOTS_MAX} regions")]
+    TooMany,
+    /// No region is where one should be removed.
+    #[error("no such region")]
+    NoSuchRegion,
+}
+
+/// A region's place: in the guest, and in the front-end's own address space (where it says that the rings are).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionAddress {
+    /// Guest-physical start.
+    pub guest: u64,
+    /// Start in the front-end's address space.
+    pub user: u64,
+    /// Length in bytes.
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Region {
+    at: RegionAddress,
+    mapping: Arc<GuestRegionMmap<()>>,
+}
+
+/// All regions of one front-end.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    regions: Vec<Region>,
+    map: Arc<GuestMap>,
+}
+
+impl Memory {
+    /// Takes a whole table (`VHOST_USER_SET_MEM_TABLE`).
+    pub fn new(regions: impl IntoIterator<Item = (RegionAddress, FileOffset)>) -> Result<Self, MemoryError> {
+        let regions =
+            regions.into_iter().map(|(at, file)| map_region(at, file)).collect::<Result<Vec<_>, _>>()?;
+        Self::from_regions(regions)
+    }
+
+    fn from_regions(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+        if regions.len() > MEM_SLOTS_MAX {
+            return Err(MemoryError::TooMany);
+        }
+        regions.sort_by_key(|region| region.at.guest);
+        let map = if regions.is_empty() {
+            GuestMap::new()
+        } else {
+            GuestMap::from_arc_regions(regions.iter().map(|r| Arc::clone(&r.mapping)).collect())?
+        };
+        Ok(Self { regions, map: Arc::new(map) })
+    }
+
+    /// With one more region (`VHOST_USER_ADD_MEM_REG`).
+    pub fn with(&self, at: RegionAddress, file: File, offset: u64) -> Result<Self, MemoryError> {
+        let mut regions = self.regions.clone();
+        regions.push(map_region(at, FileOffset::new(file, offset))?);
+        Self::from_regions(regions)
+    }
+
+    /// Without the region at that place (`VHOST_USER_REM_MEM_REG`).
+    pub fn without(&self, at: RegionAddress) -> Result<Self, MemoryError> {
+        let mut regions = self.regions.clone();
+        let index = regions.iter().position(|r| r.at == at).ok_or(MemoryError::NoSuchRegion)?;
+        regions.remove(index);
+        Self::from_regions(regions)
+    }
+
+    /// The map of all regions.
+    pub fn map(&self) -> &Arc<GuestMap> {
+        &self.map
+    }
+
+    /// Where an address of the front-end's lies in the guest.
+    pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+        self.regions.iter().find_map(|r| {
+            let offset = user.checked_sub(r.at.user)?;
+            (offset < r.at.size_bytes).then(|| GuestAddress(r.at.guest + offset))
+        })
+    }
+}
+
+fn map_region(at: RegionAddress, file: FileOffset) -> Result<Region, MemoryError> {
+    let size = usize::try_from(at.size_bytes).map_err(|_| MemoryError::Wraps)?;
+    if at.user.checked_add(at.size_bytes).is_none() {
+        return Err(MemoryError::Wraps);
+    }
+    let mapping = MmapRegionBuilder::<()>::new(size)
+        .with_file_offset(file)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+        .build()?;
+    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at.guest)).ok_or(MemoryError::Wraps)?;
+    debug_assert_eq!(mapping.len(), at.size_bytes);
+    Ok(Region { at, mapping: Arc::new(mapping) })
+}
+
+/// A worker's hold on a map.
+#[derive(Debug)]
+pub struct MapLease {
+    map: Arc<GuestMap>,
+    _held: mpsc::Sender<Infallible>,
+}
+
+impl MapLease {
+    /// The map.
+    pub fn map(&self) -> &GuestMap {
+        &self.map
+    }
+}
+
+/// Hands out the leases of one map, and waits for their end.
+#[derive(Debug)]
+pub struct Lessor {
+    map: Arc<GuestMap>,
+    held: mpsc::Sender<Infallible>,
+    ended: mpsc::Receiver<Infallible>,
+}
+
+impl Lessor {
+    /// Nobody holds the map yet.
+    pub fn new(map: Arc<GuestMap>) -> Self {
+        let (held, ended) = mpsc::channel();
+        Self { map, held, ended }
+    }
+
+    /// One more hold.
+    pub fn lease(&self) -> MapLease {
+        MapLease { map: Arc::clone(&self.map), _held: self.held.clone() }
+    }
+
+    /// Blocks until every lease has ended, however long requests on it take: guest memory is not taken from under a
+    /// request that the kernel still works on.
+    pub fn wait_for_end(self) {
+        let Self { map, held, ended } = self;
+        drop(held);
+        // Nothing is ever sent: the answer is the error that comes when the last sender is gone.
+        let _ = ended.recv();
+        drop(map);
+    }
+}
+
+/// Test support: one region of anonymous memory from guest address 0.
+#[cfg(test)]
+pub(crate) fn anonymous(size_bytes: usize) -> Arc<GuestMap> {
+    Arc::new(GuestMap::from_ranges(&[(GuestAddress(0), size_bytes)]).expect("map"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(size: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(size).unwrap();
+        file
+    }
+
+    #[test]
+    fn addresses_of_the_front_end_are_translated() {
+        let at = RegionAddress { guest: 0x1000, user: 0x7000_0000, size_bytes: 0x2000 };
+        let memory = Memory::new([(at, FileOffset::new(file(0x2000), 0))]).unwrap();
+        assert_eq!(memory.guest_address(0x7000_0010), Some(GuestAddress(0x1010)));
+        assert_eq!(memory.guest_address(0x7000_2000), None);
+        assert_eq!(memory.guest_address(0x10), None);
+        let memory = memory.without(at).unwrap();
+        assert_eq!(memory.guest_address(0x7000_0010), None);
+        assert!(matches!(memory.without(at), Err(MemoryError::NoSuchRegion)));
+    }
+
+    #[test]
+    fn f45_bad_regions_are_refused() {
+        let at = |guest| RegionAddress { guest, user: 0, size_bytes: 0x2000 };
+        let short = Memory::new([(at(0), FileOffset::new(file(0x1000), 0))]);
+        assert!(matches!(short, Err(MemoryError::Map(_))));
+        let overlap =
+            [(at(0), FileOffset::new(file(0x2000), 0)), (at(0x1000), FileOffset::new(file(0x2000), 0))];
+        assert!(matches!(Memory::new(overlap), Err(MemoryError::Regions(_))));
+        assert!(Memory::new([(at(u64::MAX - 0x1000), FileOffset::new(file(0x2000), 0))]).is_err());
+    }
+
+    #[test]
+    fn f19_a_map_ends_when_its_last_lease_does() {
+        let lessor = Lessor::new(anonymous(4096));
+        let (a, b) = (lessor.lease(), lessor.lease());
+        let waiter = std::thread::spawn(move || lessor.wait_for_end());
+        drop(a);
+        assert!(!waiter.is_finished());
+        drop(b);
+        waiter.join().unwrap();
+    }
+}

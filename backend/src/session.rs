@@ -1,0 +1,482 @@
+//! One front-end: the state that its vhost-user messages build, and what they make the workers do.
+//!
+//! The `vhost` crate reads and checks the messages and calls [`Session`]; rings, memory and threads are ours (why not
+//! the crate's daemon: ARCHITECTURE.md). A session ends with its connection; what the workers took is finished first.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Backend, BackendReqHandler, Error as ProtocolError, GpuBackend, Result as ProtocolResult,
+    VhostUserBackendReqHandlerMut,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vm_memory::FileOffset;
+
+use crate::disk::Disk;
+use crate::memory::{Lessor, MEM_SLOTS_MAX, Memory, RegionAddress};
+use crate::protocol;
+use crate::vring::{RING_SIZE_MAX, RingAddresses, Vring};
+use crate::worker::{Command, WorkerConfig, WorkerHandle};
+
+/// Serves one front-end until it hangs up, breaks the protocol or the stream is shut down. When it returns, every
+/// request that was taken is answered and nothing of the connection is left.
+pub fn serve(disk: Arc<Disk>, stream: UnixStream) {
+    match serve_messages(disk, stream) {
+        ProtocolError::Disconnected => log::info!("front-end disconnected"),
+        error => log::warn!("front-end dropped: {error}"),
+    }
+}
+
+fn serve_messages(disk: Arc<Disk>, stream: UnixStream) -> ProtocolError {
+    let session = Arc::new(Mutex::new(Session::new(disk)));
+    let peeked = match stream.try_clone() {
+        Ok(peeked) => peeked,
+        Err(error) => return ProtocolError::SocketError(error),
+    };
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let error = loop {
+        let reply_ack = with(&session, |s| s.reply_ack());
+        match protocol::answer_odd_config(&peeked, reply_ack) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                break ProtocolError::Disconnected;
+            }
+            Err(error) => break ProtocolError::SocketError(error),
+        }
+        match handler.handle_request() {
+            // With an acknowledgement the front-end knows and decides; without one it must not go on unknowing.
+            Ok(()) => {}
+            Err(ProtocolError::SocketRetry(_)) => {}
+            Err(error) => break error,
+        }
+    };
+    with(&session, Session::stop_all);
+    error
+}
+
+fn with<T>(session: &Mutex<Session>, act: impl FnOnce(&mut Session) -> T) -> T {
+    match session.lock() {
+        Ok(mut session) => act(&mut session),
+        Err(poisoned) => act(&mut poisoned.into_inner()),
+    }
+}
+
+/// One virtqueue as the messages describe it.
+#[derive(Debug, Default)]
+struct Queue {
+    size: u16,
+    /// In the front-end's address space: descriptors, available, used.
+    addresses: Option<[u64; 3]>,
+    next_avail: u16,
+    kick: Option<OwnedFd>,
+    /// A kick message came: the ring is to run, with or without a descriptor.
+    kicked: bool,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    enabled: bool,
+    worker: Option<WorkerHandle>,
+}
+
+/// The state of one connection.
+struct Session {
+    disk: Arc<Disk>,
+    features: u64,
+    protocol_features: u64,
+    memory: Memory,
+    lessor: Lessor,
+    queues: Vec<Queue>,
+    nr_workers: Arc<AtomicUsize>,
+    /// The channel back to the front-end; kept open as long as the connection.
+    backend: Option<Backend>,
+}
+
+impl Session {
+    fn new(disk: Arc<Disk>) -> Self {
+        let memory = Memory::default();
+        Self {
+            features: 0,
+            protocol_features: 0,
+            lessor: Lessor::new(Arc::clone(memory.map())),
+            memory,
+            queues: (0..disk.nr_queues()).map(|_| Queue::default()).collect(),
+            nr_workers: Arc::new(AtomicUsize::new(0)),
+            backend: None,
+            disk,
+        }
+    }
+
+    fn reply_ack(&self) -> bool {
+        self.protocol_features & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
+    }
+
+    fn offered_features(&self) -> u64 {
+        self.disk.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn queue(&mut self, index: u32) -> ProtocolResult<&mut Queue> {
+        self.queues.get_mut(index as usize).ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn ring_addresses(&self, queue: &Queue) -> Option<RingAddresses> {
+        let [descriptors, available, used] = queue.addresses?;
+        Some(RingAddresses {
+            descriptors: self.memory.guest_address(descriptors)?,
+            available: self.memory.guest_address(available)?,
+            used: self.memory.guest_address(used)?,
+        })
+    }
+
+    /// Starts the queue's worker if a kick message came and everything else is known.
+    fn start(&mut self, index: usize) -> ProtocolResult<()> {
+        let Some(queue) = self.queues.get(index) else { return Err(ProtocolError::InvalidParam) };
+        if queue.worker.is_some() || !queue.kicked || queue.size == 0 {
+            return Ok(());
+        }
+        let Some(at) = self.ring_addresses(queue) else { return Ok(()) };
+        let bit = |bit: u32| self.features & 1 << bit != 0;
+        let map = self.memory.map();
+        let vring = Vring::new(
+            map,
+            queue.size,
+            at,
+            queue.next_avail,
+            bit(VIRTIO_RING_F_EVENT_IDX),
+            bit(VIRTIO_RING_F_INDIRECT_DESC),
+        )
+        .ok_or(ProtocolError::InvalidParam)?;
+        let clone = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let config = WorkerConfig {
+            index,
+            vring,
+            map: self.lessor.lease(),
+            kick: clone(&queue.kick).map_err(ProtocolError::ReqHandlerError)?,
+            call: clone(&queue.call).map_err(ProtocolError::ReqHandlerError)?,
+            error: clone(&queue.error).map_err(ProtocolError::ReqHandlerError)?,
+            enabled: queue.enabled,
+            disk: Arc::clone(&self.disk),
+            features: self.features,
+            nr_workers: Arc::clone(&self.nr_workers),
+        };
+        let worker = WorkerHandle::spawn(config).map_err(|error| {
+            log::error!("cannot start a worker: queue={index} error={error}");
+            ProtocolError::ReqHandlerError(error)
+        })?;
+        log::debug!("queue started: queue={index} size={}", self.queues[index].size);
+        self.queues[index].worker = Some(worker);
+        Ok(())
+    }
+
+    /// Stops the queue's worker when what it took is answered. Its place in the ring is kept.
+    fn stop(&mut self, index: usize) {
+        if let Some(queue) = self.queues.get_mut(index)
+            && let Some(worker) = queue.worker.take()
+        {
+            worker.send(Command::Stop);
+            queue.next_avail = worker.join();
+        }
+    }
+
+    /// Stops all workers, each while the others finish as well.
+    fn stop_all(&mut self) {
+        let workers: Vec<_> =
+            self.queues.iter_mut().filter_map(|q| q.worker.take().map(|w| (&mut q.next_avail, w))).collect();
+        for (_, worker) in &workers {
+            worker.send(Command::Stop);
+        }
+        for (next_avail, worker) in workers {
+            *next_avail = worker.join();
+        }
+    }
+
+    /// Stops and starts a running queue, so that it takes over what was changed.
+    fn restart(&mut self, index: usize) -> ProtocolResult<()> {
+        if self.queues.get(index).is_some_and(|q| q.worker.is_some()) {
+            self.stop(index);
+        }
+        self.start(index)
+    }
+
+    /// Puts a new memory in place of the old one. Returns when no request uses the old one any more.
+    fn set_memory(&mut self, memory: Memory) -> ProtocolResult<()> {
+        let lessor = Lessor::new(Arc::clone(memory.map()));
+        self.memory = memory;
+        for queue in &self.queues {
+            let Some(worker) = &queue.worker else { continue };
+            let at =
+                self.ring_addresses(queue).filter(|at| Vring::lies_in(self.memory.map(), queue.size, *at));
+            worker.send(Command::SetMemory(lessor.lease(), at));
+        }
+        std::mem::replace(&mut self.lessor, lessor).wait_for_end();
+        for index in 0..self.queues.len() {
+            self.start(index)?;
+        }
+        Ok(())
+    }
+}
+
+fn region_address(region: &VhostUserMemoryRegion) -> RegionAddress {
+    RegionAddress { guest: region.guest_phys_addr, user: region.user_addr, size_bytes: region.memory_size }
+}
+
+fn refused(error: impl std::fmt::Display) -> ProtocolError {
+    log::warn!("front-end's memory refused: {error}");
+    ProtocolError::InvalidParam
+}
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> ProtocolResult<()> {
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> ProtocolResult<()> {
+        self.stop_all();
+        for queue in &mut self.queues {
+            *queue = Queue::default();
+        }
+        self.features = 0;
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> ProtocolResult<u64> {
+        Ok(self.offered_features())
+    }
+
+    fn set_features(&mut self, features: u64) -> ProtocolResult<()> {
+        if features & !self.offered_features() != 0 {
+            return Err(ProtocolError::InvalidParam);
+        }
+        let changed = features != self.features;
+        self.features = features;
+        // Without the protocol feature there is no message to enable a ring: all are.
+        if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
+            for queue in &mut self.queues {
+                queue.enabled = true;
+                if let Some(worker) = &queue.worker {
+                    worker.enable(true);
+                }
+            }
+        }
+        if changed {
+            for index in 0..self.queues.len() {
+                self.restart(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let regions = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| (region_address(region), FileOffset::new(file, region.mmap_offset)));
+        self.set_memory(Memory::new(regions).map_err(refused)?)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> ProtocolResult<()> {
+        let size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
+        if !size.is_power_of_two() || size > RING_SIZE_MAX {
+            return Err(ProtocolError::InvalidParam);
+        }
+        let queue = self.queue(index)?;
+        if queue.worker.is_some() && queue.size != size {
+            return Err(ProtocolError::InvalidOperation("the ring is running"));
+        }
+        queue.size = size;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> ProtocolResult<()> {
+        let addresses = Some([descriptors, available, used]);
+        let queue = self.queue(index)?;
+        let changed = queue.addresses != addresses;
+        queue.addresses = addresses;
+        let (is_running, size) = (queue.worker.is_some(), queue.size);
+        let queue = &self.queues[index as usize];
+        let at = self.ring_addresses(queue).ok_or(ProtocolError::InvalidParam)?;
+        if size != 0 && !Vring::lies_in(self.memory.map(), size, at) {
+            return Err(ProtocolError::InvalidParam);
+        }
+        if is_running && changed { self.restart(index as usize) } else { self.start(index as usize) }
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
+        let base = u16::try_from(base).map_err(|_| ProtocolError::InvalidParam)?;
+        let queue = self.queue(index)?;
+        if queue.worker.is_some() {
+            return Err(ProtocolError::InvalidOperation("the ring is running"));
+        }
+        queue.next_avail = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> ProtocolResult<VhostUserVringState> {
+        self.queue(index)?;
+        self.stop(index as usize);
+        let queue = self.queue(index)?;
+        // The ring stops, and with it ends what its messages set up (docs/interop/vhost-user.rst, "Ring states").
+        (queue.kick, queue.kicked, queue.call, queue.error) = (None, false, None, None);
+        Ok(VhostUserVringState::new(index, u32::from(queue.next_avail)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
+        let queue = self.queue(u32::from(index))?;
+        (queue.kick, queue.kicked) = (fd.map(OwnedFd::from), true);
+        self.restart(usize::from(index))
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
+        let queue = self.queue(u32::from(index))?;
+        queue.call = fd.map(OwnedFd::from);
+        if let Some(worker) = &queue.worker {
+            let call = queue.call.as_ref().map(OwnedFd::try_clone).transpose();
+            worker.send(Command::SetCall(call.map_err(ProtocolError::ReqHandlerError)?));
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
+        let queue = self.queue(u32::from(index))?;
+        queue.error = fd.map(OwnedFd::from);
+        if let Some(worker) = &queue.worker {
+            let error = queue.error.as_ref().map(OwnedFd::try_clone).transpose();
+            worker.send(Command::SetError(error.map_err(ProtocolError::ReqHandlerError)?));
+        }
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> ProtocolResult<()> {
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> ProtocolResult<u64> {
+        Ok(u64::from(self.disk.nr_queues()))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enabled: bool) -> ProtocolResult<()> {
+        let queue = self.queue(index)?;
+        queue.enabled = enabled;
+        if let Some(worker) = &queue.worker {
+            worker.enable(enabled);
+        }
+        Ok(())
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> ProtocolResult<Vec<u8>> {
+        self.disk.read_config(offset, size).ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> ProtocolResult<()> {
+        // What cannot be written is ignored, as a device ignores writes to read-only fields.
+        self.disk.write_config(offset, bytes, self.features);
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&mut self, backend: Backend) {
+        self.backend = Some(backend);
+    }
+
+    fn get_max_mem_slots(&mut self) -> ProtocolResult<u64> {
+        Ok(MEM_SLOTS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<VhostUserMemoryRegionBase>> {
+        let memory = self.memory.with(region_address(region), file, region.mmap_offset).map_err(refused)?;
+        self.set_memory(memory)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
+        let memory = self.memory.without(region_address(region)).map_err(refused)?;
+        self.set_memory(memory)
+    }
+
+    // What follows belongs to protocol features that are not offered.
+
+    fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> ProtocolResult<()> {
+        Err(ProtocolError::InvalidOperation("not a GPU"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> ProtocolResult<File> {
+        Err(ProtocolError::InvalidOperation("no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> ProtocolResult<(VhostUserInflight, File)> {
+        Err(ProtocolError::InvalidOperation("no in-flight tracking"))
+    }
+
+    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _file: File) -> ProtocolResult<()> {
+        Err(ProtocolError::InvalidOperation("no in-flight tracking"))
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> ProtocolResult<Option<File>> {
+        Err(ProtocolError::InvalidOperation("no device state"))
+    }
+
+    fn check_device_state(&mut self) -> ProtocolResult<()> {
+        Err(ProtocolError::InvalidOperation("no device state"))
+    }
+
+    fn get_shmem_config(&mut self) -> ProtocolResult<VhostUserShMemConfig> {
+        Err(ProtocolError::InvalidOperation("no shared memory"))
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> ProtocolResult<()> {
+        Err(ProtocolError::InvalidOperation("no dirty log"))
+    }
+}

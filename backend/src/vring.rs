@@ -1,0 +1,329 @@
+//! The split virtqueue, from the device's side (virtio 1.2, section 2.7).
+//!
+//! Differs from the `virtio-queue` crate in what a merging block device needs: the used index is published once per
+//! batch, a broken chain is told apart from a short one, notifications are suppressed without EVENT_IDX as well, and
+//! a guest that breaks the ring costs one log line. Everything is read from guest memory once, then checked, then used.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::{
+    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
+    VRING_USED_F_NO_NOTIFY,
+};
+use vm_memory::{ByteValued, Bytes as _, GuestAddress};
+
+use crate::memory::GuestMap;
+
+/// Most entries of a ring (`VIRTQUEUE_MAX_SIZE` in QEMU, and what Linux asks for at most).
+pub const RING_SIZE_MAX: u16 = 1024;
+
+/// Most descriptors in one chain, indirect ones included. A guest may use an indirect table that is longer than its
+/// ring, as far as seg_max allows (Linux does).
+pub const CHAIN_LEN_MAX: usize = RING_SIZE_MAX as usize + 2;
+
+/// One descriptor as it lies in guest memory.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct RawDescriptor {
+    addr: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+// SAFETY: plain integers in C layout without padding; every bit pattern is a value.
+unsafe impl ByteValued for RawDescriptor {}
+
+/// One buffer of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Guest-physical address.
+    pub addr: GuestAddress,
+    /// Bytes.
+    pub len: u32,
+    /// Whether the device may write there (and only then).
+    pub writable: bool,
+}
+
+/// Which rule a chain breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// A descriptor or the table lies outside guest memory.
+    #[error("a descriptor lies outside guest memory")]
+    Memory,
+    /// An index is not in the table.
+    #[error("a next index is outside its table")]
+    Index,
+    /// More descriptors than fit: a loop.
+    #[error("a chain is a loop or too long")]
+    Loop,
+    /// Empty, not a multiple of 16 bytes, too long, nested, with a next descriptor, or not negotiated.
+    #[error("an indirect table breaks the rules")]
+    Indirect,
+}
+
+/// What came of looking for the next chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pop {
+    /// A head that was made available.
+    Head(u16),
+    /// An entry that cannot be used: its number is outside the ring, or it is in flight already. It is consumed.
+    BadHead(u16),
+    /// Nothing there.
+    Empty,
+    /// The available index cannot be right; the ring is not touched any more.
+    Broken,
+}
+
+/// Where a ring's three parts lie in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingAddresses {
+    /// Descriptor table, 16 bytes aligned.
+    pub descriptors: GuestAddress,
+    /// Available ring, 2 bytes aligned.
+    pub available: GuestAddress,
+    /// Used ring, 4 bytes aligned.
+    pub used: GuestAddress,
+}
+
+/// One split virtqueue.
+#[derive(Debug)]
+pub struct Vring {
+    size: u16,
+    at: RingAddresses,
+    event_idx: bool,
+    indirect: bool,
+    /// Next available entry to take, and how far the guest's index was at the last look.
+    next_avail: u16,
+    avail_seen: u16,
+    /// Next used entry to write, how far the index is published, and where the guest was last told.
+    next_used: u16,
+    published: u16,
+    /// Heads that were taken and not returned.
+    in_flight: Vec<bool>,
+    broken: bool,
+}
+
+impl Vring {
+    /// A ring that goes on at `next_avail`; the used index is taken from where the guest sees it.
+    ///
+    /// `size` is a power of two up to [`RING_SIZE_MAX`]. None if the ring is not inside guest memory.
+    pub fn new(
+        map: &GuestMap,
+        size: u16,
+        at: RingAddresses,
+        next_avail: u16,
+        event_idx: bool,
+        indirect: bool,
+    ) -> Option<Self> {
+        debug_assert!(size.is_power_of_two() && size <= RING_SIZE_MAX);
+        if !Self::lies_in(map, size, at) {
+            return None;
+        }
+        let used =
+            u16::from_le(map.load(at.used.0.checked_add(2).map(GuestAddress)?, Ordering::Acquire).ok()?);
+        Some(Self {
+            size,
+            at,
+            event_idx,
+            indirect,
+            next_avail,
+            avail_seen: next_avail,
+            next_used: used,
+            published: used,
+            in_flight: vec![false; usize::from(size)],
+            broken: false,
+        })
+    }
+
+    /// Whether the three parts of a ring lie inside guest memory.
+    pub fn lies_in(map: &GuestMap, size: u16, at: RingAddresses) -> bool {
+        use vm_memory::GuestMemoryBackend as _;
+        let size = usize::from(size);
+        at.descriptors.0 % 16 == 0
+            && at.available.0 % 2 == 0
+            && at.used.0 % 4 == 0
+            && map.check_range(at.descriptors, 16 * size)
+            && map.check_range(at.available, 6 + 2 * size)
+            && map.check_range(at.used, 6 + 8 * size)
+    }
+
+    /// The ring's place after guest memory changed.
+    pub fn move_to(&mut self, at: RingAddresses) {
+        self.at = at;
+    }
+
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The index that a later start goes on at.
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Whether the guest broke the ring.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn slot(&self, index: u16) -> u64 {
+        u64::from(index & (self.size - 1))
+    }
+
+    fn load(&self, map: &GuestMap, at: GuestAddress, offset: u64, order: Ordering) -> Option<u16> {
+        map.load::<u16>(GuestAddress(at.0 + offset), order).ok().map(u16::from_le)
+    }
+
+    fn store(&self, map: &GuestMap, at: GuestAddress, offset: u64, value: u16, order: Ordering) {
+        // The ring was inside guest memory when it was started; if it is not now, the guest cannot see it either.
+        let _ = map.store(value.to_le(), GuestAddress(at.0 + offset), order);
+    }
+
+    /// Looks how far the guest's available index is. True if there is something to take.
+    fn refresh(&mut self, map: &GuestMap) -> bool {
+        let Some(index) = self.load(map, self.at.available, 2, Ordering::Acquire) else {
+            self.broken = true;
+            return false;
+        };
+        if index.wrapping_sub(self.next_avail) > self.size {
+            self.broken = true;
+            return false;
+        }
+        self.avail_seen = index;
+        index != self.next_avail
+    }
+
+    /// Takes the next head that the guest made available.
+    pub fn pop(&mut self, map: &GuestMap) -> Pop {
+        if self.broken {
+            return Pop::Empty;
+        }
+        if self.next_avail == self.avail_seen && !self.refresh(map) {
+            return if self.broken { Pop::Broken } else { Pop::Empty };
+        }
+        let offset = 4 + 2 * self.slot(self.next_avail);
+        let Some(head) = self.load(map, self.at.available, offset, Ordering::Relaxed) else {
+            self.broken = true;
+            return Pop::Broken;
+        };
+        self.next_avail = self.next_avail.wrapping_add(1);
+        match self.in_flight.get_mut(usize::from(head)) {
+            Some(in_flight) if !*in_flight => {
+                *in_flight = true;
+                Pop::Head(head)
+            }
+            _ => Pop::BadHead(head),
+        }
+    }
+
+    /// Reads the chain that begins at `head` into `chain` (which is emptied first). On an error, `chain` holds what was
+    /// read until then.
+    pub fn read_chain(
+        &self,
+        map: &GuestMap,
+        head: u16,
+        chain: &mut Vec<Descriptor>,
+    ) -> Result<(), ChainError> {
+        chain.clear();
+        let (mut table, mut table_len) = (self.at.descriptors, u32::from(self.size));
+        let mut in_indirect = false;
+        let mut nr_left = CHAIN_LEN_MAX.min(usize::from(self.size));
+        let mut index = u32::from(head);
+        loop {
+            if index >= table_len {
+                return Err(ChainError::Index);
+            }
+            nr_left = nr_left.checked_sub(1).ok_or(ChainError::Loop)?;
+            let at = table.0.checked_add(16 * u64::from(index)).ok_or(ChainError::Memory)?;
+            let raw: RawDescriptor = map.read_obj(GuestAddress(at)).map_err(|_| ChainError::Memory)?;
+            let flags = u32::from(u16::from_le(raw.flags));
+            let (addr, len) = (GuestAddress(u64::from_le(raw.addr)), u32::from_le(raw.len));
+            if flags & VRING_DESC_F_INDIRECT != 0 {
+                let lawful = self.indirect && !in_indirect && flags & VRING_DESC_F_NEXT == 0;
+                if !lawful || len == 0 || len % 16 != 0 || len / 16 > CHAIN_LEN_MAX as u32 {
+                    return Err(ChainError::Indirect);
+                }
+                in_indirect = true;
+                (table, table_len, index) = (addr, len / 16, 0);
+                nr_left = CHAIN_LEN_MAX - chain.len();
+                continue;
+            }
+            chain.push(Descriptor { addr, len, writable: flags & VRING_DESC_F_WRITE != 0 });
+            if flags & VRING_DESC_F_NEXT == 0 {
+                return Ok(());
+            }
+            index = u32::from(u16::from_le(raw.next));
+        }
+    }
+
+    /// Writes the used entry of `head`; `len` bytes were written into its buffers. The guest sees it at the next
+    /// [`Self::publish`].
+    pub fn push_used(&mut self, map: &GuestMap, head: u16, len: u32) {
+        let in_flight = self.in_flight.get_mut(usize::from(head));
+        debug_assert!(in_flight.as_deref() == Some(&true), "head {head} is returned twice");
+        if let Some(in_flight) = in_flight {
+            *in_flight = false;
+        }
+        let element = u64::from(head) | u64::from(len) << 32;
+        let at = GuestAddress(self.at.used.0 + 4 + 8 * self.slot(self.next_used));
+        let _ = map.write_obj(element.to_le(), at);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Shows the guest all used entries written since the last time. True if the guest wants to be told.
+    pub fn publish(&mut self, map: &GuestMap) -> bool {
+        let old = self.published;
+        if self.next_used == old {
+            return false;
+        }
+        self.store(map, self.at.used, 2, self.next_used, Ordering::Release);
+        self.published = self.next_used;
+        // The index must be visible before the guest's wish is read (virtio 1.2, 2.7.7.2): either we see that it wants
+        // to be told, or it sees the entries before it waits.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let offset = 4 + 2 * u64::from(self.size);
+            let Some(event) = self.load(map, self.at.available, offset, Ordering::Relaxed) else {
+                return true;
+            };
+            self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
+        } else {
+            let flags = self.load(map, self.at.available, 0, Ordering::Relaxed).unwrap_or(0);
+            u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Whether used entries wait to be published.
+    pub fn has_unpublished(&self) -> bool {
+        self.next_used != self.published
+    }
+
+    /// Asks the guest not to kick while its ring is being worked on. With EVENT_IDX there is nothing to do: the guest
+    /// kicks once past the armed index and no more.
+    pub fn suppress_kicks(&self, map: &GuestMap) {
+        if !self.event_idx {
+            self.store(map, self.at.used, 0, VRING_USED_F_NO_NOTIFY as u16, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for a kick at the next available entry. True if one came in meanwhile: look again, no kick will come for it.
+    pub fn arm_kicks(&mut self, map: &GuestMap) -> bool {
+        if self.broken {
+            return false;
+        }
+        if self.event_idx {
+            let offset = 4 + 8 * u64::from(self.size);
+            self.store(map, self.at.used, offset, self.next_avail, Ordering::Relaxed);
+        } else {
+            self.store(map, self.at.used, 0, 0, Ordering::Relaxed);
+        }
+        // The wish must be visible before the index is read again (2.7.10.1).
+        fence(Ordering::SeqCst);
+        self.refresh(map)
+    }
+}
+
+#[cfg(test)]
+mod tests;

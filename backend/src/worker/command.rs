@@ -1,0 +1,96 @@
+//! What the protocol thread asks of a worker, and how it reaches it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Worker, WorkerConfig};
+use crate::engine::UringEngine;
+use crate::memory::MapLease;
+use crate::vring::RingAddresses;
+
+/// What a worker can be asked.
+#[derive(Debug)]
+pub enum Command {
+    /// Serve the ring, or leave it alone for now. Answered when it is so.
+    Enable(bool, mpsc::Sender<()>),
+    /// The guest is told by this eventfd from now on.
+    SetCall(Option<OwnedFd>),
+    /// A broken ring is reported by this eventfd.
+    SetError(Option<OwnedFd>),
+    /// Guest memory has changed. None as the ring's place: it is not in memory any more.
+    SetMemory(MapLease, Option<RingAddresses>),
+    /// Finish what was taken, take nothing more, and end.
+    Stop,
+}
+
+/// The protocol thread's end of a running worker.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    commands: mpsc::Sender<Command>,
+    wake: OwnedFd,
+    thread: JoinHandle<u16>,
+}
+
+impl WorkerHandle {
+    /// Starts a worker of its own thread and ring.
+    pub fn spawn(config: WorkerConfig) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let workers_end = wake.try_clone()?;
+        let (commands, receiver) = mpsc::channel();
+        let (ready, started) = mpsc::channel();
+        let nr_slots = u32::from(config.vring.size());
+        let thread = std::thread::Builder::new().name(format!("vq{}", config.index)).spawn(move || {
+            let next_avail = config.vring.next_avail();
+            // The ring belongs to the thread that submits (single issuer), so it is made here.
+            let engine = match UringEngine::new(nr_slots, workers_end) {
+                Ok(engine) => engine,
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    return next_avail;
+                }
+            };
+            let worker = match Worker::new(config, engine, receiver) {
+                Ok(worker) => worker,
+                Err(error) => {
+                    let _ = ready.send(Err(io::Error::other(error)));
+                    return next_avail;
+                }
+            };
+            let _ = ready.send(Ok(()));
+            worker.run()
+        })?;
+        match started.recv() {
+            Ok(Ok(())) => Ok(Self { commands, wake, thread }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("the worker's thread ended at once")),
+        }
+    }
+
+    /// Sends a command and wakes the worker.
+    pub fn send(&self, command: Command) {
+        // A worker ends only when it is told to, so there is somebody to hear it; writing to the eventfd cannot block.
+        let _ = self.commands.send(command);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Enables or disables the ring; back when the worker has taken it in.
+    pub fn enable(&self, enabled: bool) {
+        let (done, wait) = mpsc::channel();
+        self.send(Command::Enable(enabled, done));
+        let _ = wait.recv();
+    }
+
+    /// Waits for the end after [`Command::Stop`], however long the requests in flight take. Gives the index at which
+    /// the next start goes on.
+    pub fn join(self) -> u16 {
+        match self.thread.join() {
+            Ok(next_avail) => next_avail,
+            // A worker's panic is a broken invariant; going on would mean guessing about the guest's requests.
+            Err(_) => std::process::abort(),
+        }
+    }
+}

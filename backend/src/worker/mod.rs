@@ -1,0 +1,380 @@
+//! One worker per virtqueue: pops, dispatches, completes and answers, all on one thread.
+//!
+//! Each turn of its loop handles everything that has happened, takes everything that is available, publishes the used
+//! ring once and calls the guest at most once; what is to be sent goes out with the call that waits.
+
+mod command;
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use polypath_selector::{NewError, Outcome};
+use vm_memory::Bytes as _;
+
+pub use command::{Command, WorkerHandle};
+
+use crate::disk::Disk;
+use crate::dispatch::Dispatcher;
+use crate::engine::{Engine, Event};
+use crate::memory::MapLease;
+use crate::request::{self, Operation, Request, Segment, Status};
+use crate::transfer::{Next, Transfer};
+use crate::vring::{Descriptor, Pop, Vring};
+
+/// How often a ring without a kick descriptor is looked at, while its guest polls as well.
+const POLLED_RING_INTERVAL: Duration = Duration::from_micros(100);
+
+/// What a worker starts with.
+#[derive(Debug)]
+pub struct WorkerConfig {
+    /// Index of the virtqueue.
+    pub index: usize,
+    /// The ring.
+    pub vring: Vring,
+    /// Guest memory.
+    pub map: MapLease,
+    /// The guest's kicks; None: it gives none, the ring is to be polled.
+    pub kick: Option<OwnedFd>,
+    /// Where to call the guest; None: it polls.
+    pub call: Option<OwnedFd>,
+    /// Where to report a broken ring.
+    pub error: Option<OwnedFd>,
+    /// Whether the ring may be served at once.
+    pub enabled: bool,
+    /// The disk.
+    pub disk: Arc<Disk>,
+    /// Features that the front-end accepted.
+    pub features: u64,
+    /// How many workers have ever run.
+    pub nr_workers: Arc<AtomicUsize>,
+}
+
+/// A worker.
+#[derive(Debug)]
+pub struct Worker<E> {
+    config: Config,
+    engine: E,
+    commands: mpsc::Receiver<Command>,
+    vring: Vring,
+    map: Rc<MapLease>,
+    /// Whether the ring lies in guest memory.
+    in_memory: bool,
+    enabled: bool,
+    stopping: bool,
+    dispatcher: Dispatcher,
+    /// Transfers without a request, to be used again.
+    pool: Vec<Box<Transfer>>,
+    /// Transfers that wait for their time (in ns) to be sent again.
+    delayed: Vec<(u64, Box<Transfer>)>,
+    chain: Vec<Descriptor>,
+    /// Call the guest at the end of this turn, whatever it asked for.
+    call_owed: bool,
+    nr_guest_faults: u64,
+}
+
+#[derive(Debug)]
+struct Config {
+    index: usize,
+    disk: Arc<Disk>,
+    features: u64,
+    nr_workers: Arc<AtomicUsize>,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    /// The ring has no kick descriptor.
+    polled: bool,
+}
+
+impl<E: Engine> Worker<E> {
+    /// Everything that the worker needs in steady state is allocated here.
+    pub fn new(
+        config: WorkerConfig,
+        mut engine: E,
+        commands: mpsc::Receiver<Command>,
+    ) -> Result<Self, NewError> {
+        let size = usize::from(config.vring.size());
+        config.nr_workers.fetch_max(config.index + 1, Ordering::Relaxed);
+        let polled = config.kick.is_none();
+        engine.watch_kick(config.kick);
+        Ok(Self {
+            engine,
+            commands,
+            vring: config.vring,
+            map: Rc::new(config.map),
+            in_memory: true,
+            enabled: config.enabled,
+            stopping: false,
+            dispatcher: Dispatcher::new(config.disk.table(), config.disk.selector(), config.index)?,
+            pool: Vec::with_capacity(size),
+            delayed: Vec::with_capacity(size),
+            chain: Vec::with_capacity(size),
+            // Used entries may have been published for which the guest was never called.
+            call_owed: true,
+            nr_guest_faults: 0,
+            config: Config {
+                index: config.index,
+                disk: config.disk,
+                features: config.features,
+                nr_workers: config.nr_workers,
+                call: config.call,
+                error: config.error,
+                polled,
+            },
+        })
+    }
+
+    /// Serves the ring until it is told to stop. Gives the index at which the next start goes on.
+    pub fn run(mut self) -> u16 {
+        let mut more = true;
+        loop {
+            if let Err(error) = self.engine.wait(self.timeout(more)) {
+                // Without its ring a worker can neither go on nor give the guest's requests back.
+                log::error!("io_uring is broken: queue={} error={error}", self.config.index);
+                std::process::abort();
+            }
+            more = self.turn();
+            if self.stopping && self.engine.nr_in_flight() == 0 && self.delayed.is_empty() {
+                return self.vring.next_avail();
+            }
+        }
+    }
+
+    fn timeout(&self, more: bool) -> Option<Duration> {
+        if more {
+            return Some(Duration::ZERO);
+        }
+        let due = self.delayed.iter().map(|(due_ns, _)| *due_ns).min();
+        let delay = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.engine.now_ns())));
+        let poll = (self.config.polled && self.is_served()).then_some(POLLED_RING_INTERVAL);
+        match (delay, poll) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn is_served(&self) -> bool {
+        self.enabled && self.in_memory && !self.stopping && !self.vring.is_broken()
+    }
+
+    /// Does everything that can be done now. True if there is more to take at once.
+    fn turn(&mut self) -> bool {
+        let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
+        self.dispatcher.begin_batch(nr_workers);
+        while let Some(event) = self.engine.next_event() {
+            match event {
+                Event::Done(transfer, result) => self.completed(transfer, result),
+                Event::Kick => {}
+                Event::Wake => self.take_commands(),
+            }
+        }
+        self.send_delayed();
+        if self.is_served() {
+            self.take_requests();
+        }
+        if (self.in_memory && self.vring.publish(self.map.map())) || self.call_owed {
+            self.call_owed = false;
+            self.call();
+        }
+        self.is_served() && self.vring.arm_kicks(self.map.map())
+    }
+
+    fn call(&self) {
+        if let Some(call) = &self.config.call {
+            // An eventfd takes this at once; a full one has calls pending that nobody reads.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn take_commands(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Enable(enabled, done) => {
+                    self.enabled = enabled;
+                    let _ = done.send(());
+                }
+                Command::SetCall(call) => {
+                    self.config.call = call;
+                    self.call_owed = true;
+                }
+                Command::SetError(error) => self.config.error = error,
+                Command::SetMemory(map, at) => {
+                    self.map = Rc::new(map);
+                    self.in_memory = at.is_some();
+                    if let Some(at) = at {
+                        self.vring.move_to(at);
+                    }
+                }
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    /// Takes what is available, at most a ring's worth.
+    fn take_requests(&mut self) {
+        for nr_taken in 0..self.vring.size() {
+            match self.vring.pop(self.map.map()) {
+                Pop::Empty => return,
+                Pop::Head(head) => {
+                    if nr_taken == 0 {
+                        self.vring.suppress_kicks(self.map.map());
+                    }
+                    self.take(head);
+                }
+                Pop::BadHead(head) => self.guest_fault(format_args!("head {head} cannot be made available")),
+                Pop::Broken => {
+                    self.guest_fault(format_args!(
+                        "the available index is impossible; the queue is left alone"
+                    ));
+                    if let Some(error) = &self.config.error {
+                        let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts a broken rule; only the first is logged, so that a guest cannot fill the log.
+    fn guest_fault(&mut self, what: std::fmt::Arguments<'_>) {
+        self.nr_guest_faults += 1;
+        if self.nr_guest_faults == 1 {
+            log::warn!(
+                "guest broke a rule (later ones are only counted): queue={} rule={what}",
+                self.config.index
+            );
+        }
+    }
+
+    fn take(&mut self, head: u16) {
+        let mut transfer = self.pool.pop().unwrap_or_default();
+        if let Err(error) = self.vring.read_chain(self.map.map(), head, &mut self.chain) {
+            self.guest_fault(format_args!("{error}"));
+            self.pool.push(transfer);
+            return self.answer(request::unreadable(head), 0, Status::IoErr);
+        }
+        let limits = self.config.disk.limits();
+        let (request, status) =
+            request::parse(self.map.map(), head, &self.chain, limits, &mut transfer.buffers);
+        if let Some(status) = status {
+            self.pool.push(transfer);
+            return self.answer(request, 0, status);
+        }
+        if request.operation == Operation::GetId {
+            let written = self.write_id(&transfer.buffers.segments);
+            self.pool.push(transfer);
+            return match written {
+                Some(nr_bytes) => self.answer(request, nr_bytes, Status::Ok),
+                None => self.answer(request, 0, Status::IoErr),
+            };
+        }
+        let write_through = self.config.disk.is_write_through(self.config.features);
+        let snapshot = Rc::clone(self.dispatcher.snapshot());
+        match transfer.begin(request, &self.map, &snapshot, write_through, self.config.index) {
+            Err(_) => self.finish(transfer, Status::IoErr),
+            Ok(()) if transfer.is_empty() => self.finish(transfer, Status::Ok),
+            Ok(()) => self.dispatch(transfer),
+        }
+    }
+
+    /// The disk's serial number, as far as the guest's buffer goes.
+    fn write_id(&self, segments: &[Segment]) -> Option<u64> {
+        let id = self.config.disk.id();
+        let mut rest = &id[..];
+        for segment in segments {
+            let here = rest.len().min(usize::try_from(segment.len).unwrap_or(usize::MAX));
+            let (part, left) = rest.split_at(here);
+            self.map.map().write_slice(part, segment.addr).ok()?;
+            rest = left;
+        }
+        Some((id.len() - rest.len()) as u64)
+    }
+
+    /// Sends a transfer down the path that it needs, or that the selector chooses.
+    fn dispatch(&mut self, mut transfer: Box<Transfer>) {
+        let path = match transfer.required_path() {
+            Some(path) => Some(path),
+            None => self.dispatcher.choose(&transfer, self.engine.now_ns()),
+        };
+        match path {
+            Some(path) => {
+                transfer.set_path(path);
+                self.send(transfer);
+            }
+            None => self.finish(transfer, Status::IoErr),
+        }
+    }
+
+    fn send(&mut self, mut transfer: Box<Transfer>) {
+        self.dispatcher.start_io(&mut transfer, self.engine.now_ns());
+        self.engine.start(transfer);
+    }
+
+    fn completed(&mut self, mut transfer: Box<Transfer>, result: i32) {
+        let ticket = self.dispatcher.end_io(&mut transfer);
+        let next = transfer.complete(result);
+        if let Some(ticket) = ticket {
+            let outcome = match next {
+                Next::Elsewhere(_) => Outcome::PathError,
+                _ if result >= 0 => Outcome::Success,
+                _ => Outcome::TargetError,
+            };
+            self.dispatcher.learn(ticket, self.engine.now_ns(), outcome);
+        }
+        match next {
+            Next::Finished(status) => self.finish(transfer, status),
+            Next::Again => self.send(transfer),
+            Next::Later(wait_ms) => {
+                let due_ns = self.engine.now_ns() + wait_ms * 1_000_000;
+                self.delayed.push((due_ns, transfer));
+            }
+            Next::Elsewhere(errno) => self.fail_over(transfer, errno),
+        }
+    }
+
+    fn fail_over(&mut self, mut transfer: Box<Transfer>, errno: i32) {
+        if let Some(table) = transfer.table() {
+            self.dispatcher.fail_path(table, transfer.path_index(), errno);
+        }
+        let Some(replacement) = self.dispatcher.choose(&transfer, self.engine.now_ns()) else {
+            return self.finish(transfer, Status::IoErr);
+        };
+        let is_flush = transfer.required_path().is_some();
+        let path = if is_flush { transfer.reroute_flush(replacement) } else { Some(replacement) };
+        match path {
+            Some(path) => {
+                transfer.set_path(path);
+                self.send(transfer);
+            }
+            None => self.finish(transfer, Status::Ok),
+        }
+    }
+
+    fn send_delayed(&mut self) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let now_ns = self.engine.now_ns();
+        while let Some(index) = self.delayed.iter().position(|(due_ns, _)| *due_ns <= now_ns) {
+            let (_, transfer) = self.delayed.swap_remove(index);
+            self.send(transfer);
+        }
+    }
+
+    fn finish(&mut self, mut transfer: Box<Transfer>, status: Status) {
+        if let Some((request, nr_bytes, status)) = transfer.end(status) {
+            self.answer(request, nr_bytes, status);
+        }
+        self.pool.push(transfer);
+    }
+
+    /// Returns a request to the guest: status byte, used entry.
+    fn answer(&mut self, request: Request, nr_bytes: u64, status: Status) {
+        let (head, status_addr) = request.into_head();
+        let map = self.map.map();
+        let written = status_addr.is_some_and(|addr| map.write_obj(status.byte(), addr).is_ok());
+        let len = if written { u32::try_from(nr_bytes + 1).unwrap_or(u32::MAX) } else { 0 };
+        self.vring.push_used(map, head, len);
+    }
+}

@@ -1,0 +1,57 @@
+//! What the kernel says of a block device, read from `/sys/dev/block` (kernel `Documentation/ABI/stable/sysfs-block`).
+
+use std::fs;
+use std::path::PathBuf;
+
+/// One block device (or partition) in sysfs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockDevice {
+    rdev: u64,
+}
+
+impl BlockDevice {
+    /// `rdev` as in `st_rdev`.
+    pub(crate) fn new(rdev: u64) -> Self {
+        Self { rdev }
+    }
+
+    fn dir(self) -> PathBuf {
+        let (major, minor) = (rustix::fs::major(self.rdev), rustix::fs::minor(self.rdev));
+        PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
+    }
+
+    fn text(self, name: &str) -> Option<String> {
+        let text = fs::read_to_string(self.dir().join(name)).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    fn is_partition(self) -> bool {
+        self.dir().join("partition").exists()
+    }
+
+    /// A queue attribute of the whole disk, as a number.
+    pub(crate) fn queue(self, name: &str) -> Option<u64> {
+        let dir = if self.is_partition() { "../queue" } else { "queue" };
+        self.text(&format!("{dir}/{name}"))?.parse().ok()
+    }
+
+    /// The identifier that the storage gives the LUN: `wwid` of NVMe namespaces and SCSI devices. A partition's
+    /// identifier is its disk's with the start sector.
+    pub(crate) fn wwid(self) -> Option<String> {
+        let up = if self.is_partition() { "../" } else { "" };
+        let wwid = ["wwid", "device/wwid"].iter().find_map(|name| self.text(&format!("{up}{name}")))?;
+        match self.is_partition().then(|| self.text("start")).flatten() {
+            Some(start) => Some(format!("{wwid}+{start}")),
+            None => Some(wwid),
+        }
+    }
+
+    /// Name of the file behind a loop device, and the byte offset inside it where the device starts.
+    pub(crate) fn loop_backing(self) -> Option<(PathBuf, u64)> {
+        let file = self.text("loop/backing_file")?;
+        let offset = self.text("loop/offset")?.parse().ok()?;
+        // The kernel appends this when the name no longer leads to the file: nothing can be proved by that name.
+        (!file.ends_with(" (deleted)")).then(|| (PathBuf::from(file), offset))
+    }
+}

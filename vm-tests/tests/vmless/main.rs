@@ -9,5 +9,7 @@ mod discard;
 mod framing;
 mod harness;
 mod io;
+mod malformed;
 mod merge;
+mod protocol;
 mod ranges;

@@ -312,7 +312,8 @@ impl Built {
     fn move_to_table(&mut self, mem: &Arc<Memory>, direct_pieces: usize) {
         let table = mem.alloc(self.chain.len() * 16);
         let chain = std::mem::take(&mut self.chain);
-        let first = direct_pieces.min(chain.len());
+        // A table without entries is no table.
+        let first = direct_pieces.min(chain.len() - 1);
         self.chain = chain.indirect_from(first, table.addr);
         self.bufs.push(table);
     }

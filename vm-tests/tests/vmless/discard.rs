@@ -86,8 +86,8 @@ fn f51_offered_features_have_limits() {
 #[test]
 fn f51_limits_follow_the_strictest_path() {
     need!(loopdev);
-    let image = Image::filled(4 * MIB);
     for sector_size in [512, 4096] {
+        let image = Image::filled(4 * MIB);
         let device = LoopDev::on(&image.path).sector_size(sector_size).attach().unwrap();
         let server = Server::polypath().path(device.path()).start().unwrap();
         let mut disk = Disk::open(server.socket()).unwrap();
@@ -99,8 +99,8 @@ fn f51_limits_follow_the_strictest_path() {
         if disk.has(feature::DISCARD) {
             disk.q().discard(u64::from(4 * n), 4 * n).unwrap();
         }
-        assert_eq!(disk.q().read(u64::from(n), 2 * n as usize).unwrap(), vec![0; 2 * sector_size as usize]);
-        assert_eq!(disk.q().read(0, n as usize).unwrap(), filled(0, u64::from(n)));
+        assert!(disk.q().read(u64::from(n), 2 * n as usize).unwrap().iter().all(|&b| b == 0));
+        assert!(disk.q().read(0, n as usize).unwrap() == filled(0, u64::from(n)));
         assert_eq!(server.count_log("path failed"), 0);
     }
 }
@@ -112,7 +112,7 @@ fn exercise(server: &Server, path: &Path, bytes: u64, what: &str) {
     assert_limits(&disk, what);
     for (sector, num, flags) in [(8, 8, 0), (32, 1, 0), (33, 5, UNMAP), (64, 512, UNMAP), (1024, 513, 0)] {
         disk.q().write_zeroes(sector, num, flags).unwrap_or_else(|e| panic!("{what}: {e:#}"));
-        assert_eq!(disk.q().read(sector, num as usize).unwrap(), vec![0; num as usize * 512], "{what}");
+        assert!(disk.q().read(sector, num as usize).unwrap().iter().all(|&b| b == 0), "{what}");
     }
     if disk.has(feature::DISCARD) {
         let discard = status(disk.q(), &Op::Discard(vec![Segment::new(1600, 64)]));

@@ -9,6 +9,7 @@ mod discard;
 mod framing;
 mod harness;
 mod io;
+mod lifecycle;
 mod malformed;
 mod merge;
 mod protocol;

@@ -46,11 +46,11 @@ fn offers_what_it_serves_and_nothing_else() {
 #[test]
 fn the_config_space_is_right() {
     let image = Image::filled(MIB);
-    let server = polypath(&image);
+    let server = Server::polypath().path(&image.path).num_queues(4).queue_size(256).start().unwrap();
     let disk = Disk::open(server.socket()).unwrap();
     let config = disk.config;
     assert_eq!(config.capacity, image.sectors());
-    assert_eq!((config.seg_max, config.num_queues), (1024 - 2, 4), "{config:?}");
+    assert_eq!((config.seg_max, config.num_queues), (256 - 2, 4), "{config:?}");
     assert_eq!(config.writeback, 1);
     assert!(config.blk_size >= 512 && config.blk_size.is_power_of_two(), "{config:?}");
     let physical = config.blk_size << config.physical_block_exp;

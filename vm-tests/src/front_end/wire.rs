@@ -247,6 +247,13 @@ impl Channel {
     }
 }
 
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // Closing alone could come late: a child that another test is just forking holds a copy until its exec.
+        self.shut_down();
+    }
+}
+
 /// Waits until `fd` is readable (or hung up); `false` when the deadline has passed.
 pub fn poll_in(fd: RawFd, deadline: Instant) -> io::Result<bool> {
     loop {

@@ -142,6 +142,7 @@ fn f42_only_the_writeback_field_can_be_set() {
     // Fewer bytes than announced.
     let session = Session::negotiate(server.socket(), feature::ALL).unwrap();
     let _ = session.try_set(req::SET_CONFIG, &config_head(0, 60, 0), &[]);
+    drop(session);
     assert_serves(&mut server, "odd settings");
 }
 

@@ -4,6 +4,7 @@
 //! `POLYPATH_TEST_PROGRAM=qsd` runs those tests that hold for any back-end against QEMU's storage daemon.
 
 mod bad_chains;
+mod cli;
 mod common;
 mod discard;
 mod framing;

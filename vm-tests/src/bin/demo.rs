@@ -61,7 +61,10 @@ fn main() -> Result<()> {
     File::create(&disk)?.set_len(DISK_MIB << 20)?;
     let fs = FaultyFs::mount(&disk, &["a", "b"])?;
     fs.logging(false);
-    tell!("disk", "{DISK_MIB} MiB, reached by two paths: {} and b", fs.path("a").display());
+    tell!("disk", "{DISK_MIB} MiB, reached by two paths, each of which the demo can cut off:");
+    for path in fs.paths(&["a", "b"]) {
+        tell!("", "{}", path.display());
+    }
 
     let mut server =
         Server::polypath().paths(fs.paths(&["a", "b"])).num_queues(NR_JOBS).serial("demo").start()?;

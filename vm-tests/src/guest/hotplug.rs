@@ -1,4 +1,4 @@
-//! Plugging disks while the guest runs.
+//! Plugging disks and memory while the guest runs.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -61,6 +61,15 @@ impl Guest {
             UNPLUG_TIMEOUT,
         )?;
         Ok((at, name.trim().to_owned()))
+    }
+
+    /// Plugs a memory module in: the back-end is told of a new region of guest memory.
+    pub fn plug_memory(&self, id: &str, mib: u64) -> Result<()> {
+        let backend = format!("mem-{id}");
+        let object =
+            json!({ "qom-type": "memory-backend-memfd", "id": backend, "size": mib << 20, "share": true });
+        self.qmp("object-add", object)?;
+        self.qmp("device_add", json!({ "driver": "pc-dimm", "id": id, "memdev": backend })).map(drop)
     }
 
     /// Names of the virtio disks that the guest has.

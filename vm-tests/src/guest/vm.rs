@@ -17,6 +17,9 @@ const KERNEL_ARGS: &str = "console=ttyS0 panic=0 quiet loglevel=3 mitigations=of
 /// Free PCI Express ports for disks plugged later.
 pub(super) const NR_SPARE_PORTS: usize = 2;
 
+/// Memory modules that can be plugged later.
+const NR_MEMORY_SLOTS: u32 = 4;
+
 /// Something that listens for a front-end.
 pub trait Endpoint {
     /// The socket to connect to.
@@ -86,6 +89,7 @@ pub struct Vm {
     accel: Option<Accel>,
     cpus: u32,
     memory_mib: u32,
+    kernel_args: String,
     disks: Vec<Disk>,
     firmware_boot: bool,
 }
@@ -104,6 +108,7 @@ impl Vm {
             accel: None,
             cpus: 1,
             memory_mib: 512,
+            kernel_args: KERNEL_ARGS.into(),
             disks: Vec::new(),
             firmware_boot: false,
         }
@@ -130,6 +135,13 @@ impl Vm {
     /// Guest memory.
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
+        self
+    }
+
+    /// Adds to the kernel's command line, module parameters too.
+    pub fn kernel_arg(mut self, arg: &str) -> Self {
+        self.kernel_args += " ";
+        self.kernel_args += arg;
         self
     }
 
@@ -190,10 +202,12 @@ impl Vm {
     fn command(&self, dir: &Path) -> Result<Command> {
         let accel = self.accel.unwrap_or_else(Accel::best);
         let mut command = Command::new(self.qemu.program()?);
+        // Room for plugging as much again.
+        let size = format!("{0}M,slots={NR_MEMORY_SLOTS},maxmem={1}M", self.memory_mib, 2 * self.memory_mib);
         let memory = format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib);
         command
             .args(accel.args())
-            .args(["-M", "q35,memory-backend=mem", "-m", &format!("{}M", self.memory_mib)])
+            .args(["-M", "q35,memory-backend=mem", "-m", &size])
             .args(["-smp", &self.cpus.to_string(), "-object", &memory])
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-serial", &format!("file:{}", dir.join("console").display())])
@@ -206,7 +220,7 @@ impl Vm {
             .args(["-device", "virtserialport,chardev=agent,name=agent"]);
         if !self.firmware_boot {
             command.arg("-kernel").arg(image("vmlinux")?).arg("-initrd").arg(image("initramfs")?);
-            command.args(["-append", KERNEL_ARGS]);
+            command.args(["-append", &self.kernel_args]);
         }
         for port in 0..self.disks.len() + NR_SPARE_PORTS {
             command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={port},slot={port}")]);

@@ -74,6 +74,19 @@ fn eight_cpus_start_with_defaults_on_both_sides() -> Result<()> {
     stop(server)
 }
 
+/// The front-end must be told, and the next one must not feel it.
+#[test]
+fn more_queues_than_there_are_is_refused() -> Result<()> {
+    let image = Image::new(16)?;
+    let server = serve(&image.path()).num_queues(2).start()?;
+    for _ in 0..2 {
+        let refused = Vm::new().cpus(4).disk(&server).start().expect_err("more queues than the back-end has");
+        ensure!(format!("{refused:#}").contains("queues"), "{refused:#}");
+    }
+    Vm::new().cpus(2).disk(&server).boot()?.fio(&crate::verify::small_load("/dev/vda"))?;
+    stop(server)
+}
+
 #[test]
 fn cache_type_can_be_changed_both_ways() -> Result<()> {
     let image = Image::new(16)?;

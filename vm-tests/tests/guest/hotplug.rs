@@ -1,4 +1,4 @@
-//! Disks that come and go while the guest runs.
+//! Disks and memory that come and go while the guest runs.
 
 use std::time::Duration;
 
@@ -39,5 +39,31 @@ fn unplugged_under_load_and_plugged_again() -> Result<()> {
     ensure!(load.wait().is_err(), "a load went on without a disk");
     let (_, name) = vm.plug(&Disk::new(&server).queues(2))?;
     vm.fio(&crate::verify::small_load(&format!("/dev/{name}")))?;
+    stop(server)
+}
+
+/// The back-end's view of guest memory grows while it works there.
+#[test]
+fn memory_plugged_under_load() -> Result<()> {
+    let image = Image::new(64)?;
+    let server = serve(&image.path()).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").depth(32).jobs(2, "8m").verify())?;
+    for module in ["one", "two"] {
+        let done = vm.requests_done("vda")?;
+        wait_until("the load to run", LOAD_TIMEOUT, || {
+            vm.requests_done("vda").is_ok_and(|nr| nr > done + 500)
+        })?;
+        vm.plug_memory(module, 128)?;
+    }
+    ensure!(!load.is_done(), "the load was over before the memory was plugged");
+    load.wait()?;
+    // The guest puts it to use, and with the first memory filled up, what is read next goes there.
+    let memory = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
+    vm.sh("for f in $(grep -l offline /sys/devices/system/memory/memory*/state); do echo online >$f || exit 1; done")?;
+    let total_kib: u64 = vm.sh(memory)?.trim().parse()?;
+    ensure!(total_kib > 600 << 10, "{total_kib} KiB of memory");
+    vm.sh("mount -o remount,size=600m /tmp && dd if=/dev/vda of=/tmp/copy bs=1M iflag=direct 2>&1")?;
+    vm.sh("dd if=/dev/zero of=/tmp/fill bs=1M count=400 2>&1; echo 3 >/proc/sys/vm/drop_caches; cmp /tmp/copy /dev/vda")?;
     stop(server)
 }

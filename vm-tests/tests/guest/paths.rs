@@ -97,6 +97,28 @@ fn two_loop_devices_on_one_file_verify() -> Result<()> {
     stop(server)
 }
 
+/// A block device fails as a file does: its reads and writes give the errors of what is below it.
+#[test]
+fn block_device_that_fails_is_left_out() -> Result<()> {
+    needs!(loopdev::available().and(faulty::available()), "block_device_that_fails_is_left_out");
+    let image = Image::new(64)?;
+    let fs = FaultyFs::mount(&image.path(), &["a", "b"])?;
+    fs.logging(false);
+    let [one, two] = ["a", "b"].map(|name| LoopDev::on(&fs.path(name)).direct_io(true).attach());
+    let (one, two) = (one?, two?);
+    let server = Server::polypath().path(one.path()).path(two.path()).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randrw").jobs(2, "8m").verify())?;
+    wait_until("a load on both paths", LOAD_TIMEOUT, || {
+        fs.counts("a").data() > 200 && fs.counts("b").data() > 200
+    })?;
+    fs.rule("a", Rule::errno(libc::EIO));
+    let line = server.wait_for_log("path failed", LOG_TIMEOUT)?;
+    ensure!(line.contains(&format!("path={}", one.path().display())), "{line}");
+    load.wait().context("the guest must not notice a lost path")?;
+    stop(server)
+}
+
 #[test]
 fn hard_links_are_paths_to_one_disk() -> Result<()> {
     let image = Image::new(32)?;

@@ -32,7 +32,8 @@ fn random_and_sequential_loads_verify() -> Result<()> {
 fn several_jobs_verify_on_all_queues() -> Result<()> {
     let image = Image::new(128)?;
     let server = serve(&image.path()).num_queues(4).start()?;
-    let vm = Vm::new().cpus(4).disk(&server).queues(4).boot()?;
+    // More memory than fits below 4 GiB, so that the back-end is shown several regions of it.
+    let vm = Vm::new().cpus(4).memory_mib(4096).disk(&server).queues(4).boot()?;
     let load = Fio::new("/dev/vda", "randwrite").depth(32).jobs(4, "4m").verify();
     let result = vm.fio(&load.clone().with("ioengine", "libaio"))?;
     ensure!(result.writes == 4096 && result.reads == 4096, "{result:?}");
@@ -50,6 +51,18 @@ fn flushes_between_writes_verify() -> Result<()> {
     vm.fio(&Fio::new("/dev/vda", "randwrite").size("2m").with("fsync", 8).verify())?;
     // Every write forced to the medium by itself.
     vm.fio(&Fio::new("/dev/vda", "randwrite").size("1m").with("ioengine", "psync").with("sync", 1).verify())?;
+    stop(server)
+}
+
+/// The guest's driver then looks for completions itself and gives no call descriptor for some queues.
+#[test]
+fn polled_queues_verify() -> Result<()> {
+    let image = Image::new(32)?;
+    let server = serve(&image.path()).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).kernel_arg("virtio_blk.poll_queues=1").disk(&server).queues(2).boot()?;
+    ensure!(vm.sh("cat /sys/module/virtio_blk/parameters/poll_queues")?.trim() == "1");
+    ensure!(vm.sh("cat /sys/block/vda/queue/io_poll")?.trim() == "1");
+    vm.fio(&Fio::new("/dev/vda", "randwrite").size("4m").with("hipri", 1).verify())?;
     stop(server)
 }
 

@@ -18,6 +18,7 @@ use super::serve::{FIRST_NODE, Job, Shared, Work, entry_ok};
 #[derive(Debug)]
 pub(super) struct Fs {
     pub shared: Arc<Shared>,
+    pub async_io: bool,
 }
 
 /// Attributes of a name as stat shows them.
@@ -70,7 +71,9 @@ impl Filesystem for Fs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Without asynchronous direct I/O each request would occupy a kernel worker until answered, and a test could not
         // hold more of them than the kernel has workers.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        if self.async_io {
+            let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        }
         let _ = config.set_max_background(u16::MAX);
         let _ = config.set_max_write(1 << 20);
         Ok(())
@@ -153,12 +156,13 @@ impl Filesystem for Fs {
         offset: u64,
         data: &[u8],
         _write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let work = Work::Write { data: data.to_vec(), reply };
-        self.submit(Kind::Write, ino, fh, (offset, data.len() as u64), 0, work);
+        let durable = flags.0 & libc::O_DSYNC;
+        self.submit(Kind::Write, ino, fh, (offset, data.len() as u64), durable, work);
     }
 
     fn flush(

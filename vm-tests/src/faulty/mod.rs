@@ -78,8 +78,28 @@ pub struct FaultyFs {
 impl FaultyFs {
     /// Serves `backing` under `names` on a new mount point.
     pub fn mount(backing: &Path, names: &[&str]) -> Result<Self> {
+        Self::mount_with(backing, names, true)
+    }
+
+    /// Like [`FaultyFs::mount`], but the kernel does not take direct I/O asynchronously. Neither is perfect under io_uring:
+    ///
+    /// | | asynchronous | synchronous |
+    /// |---|---|---|
+    /// | held requests | any number | the submitting thread is held too |
+    /// | `EAGAIN`, `EOPNOTSUPP` | repeated by the kernel without end | repeated a hundred times, then given on |
+    /// | a short read | given on | finished by the kernel from the wrong offset |
+    /// | a short write | becomes `EIO` | likewise; given on if what follows is an error |
+    ///
+    /// (Seen on Linux 6.18: io_uring finishes short transfers of regular files itself, and FUSE's direct I/O does not move
+    /// the file position that it goes on from.)
+    pub fn mount_sync(backing: &Path, names: &[&str]) -> Result<Self> {
+        Self::mount_with(backing, names, false)
+    }
+
+    fn mount_with(backing: &Path, names: &[&str], async_io: bool) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("faulty-").tempdir().context("make a mount point")?;
         let mut command = Program::new(program()?);
+        command.arg(if async_io { "async" } else { "sync" });
         command.arg(dir.path()).arg(backing).args(names).stdin(Stdio::piped()).stdout(Stdio::piped());
         // The server ends by itself, unmounted, when its stdin does; a stopped one must be woken to see that.
         let mut child = spawn_with_death_signal(command, libc::SIGCONT).context("start faulty-fs")?;

@@ -13,14 +13,15 @@ use super::serve::Shared;
 /// Two threads take requests in and never block on a fault; held and delayed ones wait without a thread.
 const NR_THREADS: usize = 2;
 
-/// `faulty-fs MOUNTPOINT BACKING NAME...`; ends when stdin does.
+/// `faulty-fs async|sync MOUNTPOINT BACKING NAME...`; ends when stdin does.
 pub fn main() -> Result<()> {
     let mut args = std::env::args_os().skip(1);
+    let async_io = args.next().context("async or sync?")? == "async";
     let mountpoint: PathBuf = args.next().context("no mount point given")?.into();
     let backing: PathBuf = args.next().context("no backing file given")?.into();
     let names: Vec<String> = args.map(|name| name.to_string_lossy().into_owned()).collect();
     let shared = Shared::new(backing, names).context("open the backing file")?;
-    let fs = Fs { shared: std::sync::Arc::clone(&shared) };
+    let fs = Fs { shared: std::sync::Arc::clone(&shared), async_io };
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("faulty".into())];
     config.acl = SessionACL::All;

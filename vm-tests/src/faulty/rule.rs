@@ -150,7 +150,7 @@ pub struct Op {
     pub len: u64,
     /// Number of the open that it came through.
     pub fh: u64,
-    /// fallocate: the mode bits. Else 0.
+    /// fallocate: the mode bits. A write: `O_DSYNC` if it has to be durable. Else 0.
     pub mode: i32,
     /// Bytes done, or `-errno`; 0 while not done.
     pub result: i64,

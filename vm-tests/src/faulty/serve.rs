@@ -262,6 +262,9 @@ impl Shared {
                 let data = &data[..data.len().min(short.unwrap_or(usize::MAX))];
                 if cached {
                     name.write(job.offset, data)?;
+                    if job.mode & libc::O_DSYNC != 0 {
+                        name.sync()?;
+                    }
                 } else {
                     drop(core);
                     file.write_all_at(data, job.offset)?;

@@ -74,7 +74,8 @@ impl Image {
     /// Asserts that the sectors hold what [`Image::filled`] put there.
     pub fn assert_filled(&self, sectors: std::ops::Range<u64>) {
         for sector in sectors {
-            assert_eq!(self.at(sector, 1), pattern(sector, 1), "sector {sector} was changed");
+            let bytes = self.at(sector, 1);
+            assert!(bytes == pattern(sector, 1), "sector {sector} holds {:x?}...", &bytes[..16]);
         }
     }
 }
@@ -93,7 +94,15 @@ pub fn serve(image: &Image) -> (Server, Disk) {
 
 /// An image on polypath through FUSE names.
 pub fn serve_faulty(image: &Image, names: &[&str]) -> (FaultyFs, Server, Disk) {
-    let fs = FaultyFs::mount(&image.path, names).unwrap();
+    serve_names(FaultyFs::mount(&image.path, names).unwrap(), names)
+}
+
+/// The same where every errno reaches the program, but few requests can be held.
+pub fn serve_faulty_sync(image: &Image, names: &[&str]) -> (FaultyFs, Server, Disk) {
+    serve_names(FaultyFs::mount_sync(&image.path, names).unwrap(), names)
+}
+
+fn serve_names(fs: FaultyFs, names: &[&str]) -> (FaultyFs, Server, Disk) {
     let server = Server::polypath().paths(fs.paths(names)).start().unwrap();
     let disk = Disk::open(server.socket()).unwrap();
     (fs, server, disk)

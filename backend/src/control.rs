@@ -117,8 +117,8 @@ fn make_disk(options: &Options) -> anyhow::Result<Disk> {
     Ok(Disk::new(TableCell::new(table), disk_options))
 }
 
-fn open_path(name: &PathBuf, open: OpenOptions, nr_queues: u16) -> anyhow::Result<Arc<Path>> {
-    let path = Path::open(name.clone(), open, usize::from(nr_queues));
+fn open_path(name: &std::path::Path, open: OpenOptions, nr_queues: u16) -> anyhow::Result<Arc<Path>> {
+    let path = Path::open(name.to_owned(), open, usize::from(nr_queues));
     path.map(Arc::new).with_context(|| format!("--path {}", name.display()))
 }
 
@@ -215,7 +215,9 @@ impl Control {
             _ if self.stopping_since.is_some() => {}
             None => self.start_session(stream),
             // The one before has gone, but its requests have not all come back.
-            Some(session) if has_hung_up(&session.stream) && self.next.is_none() => self.next = Some(stream),
+            Some(session) if has_hung_up(&session.stream) && self.next.as_ref().is_none_or(has_hung_up) => {
+                self.next = Some(stream);
+            }
             Some(_) => log::warn!("front-end refused: another one is connected"),
         }
     }

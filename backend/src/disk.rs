@@ -72,7 +72,6 @@ impl Disk {
         let paths = table.load();
         let limits = paths.limits();
         let block_bytes = limits.logical_block_bytes;
-        let sectors = |bytes: u32| bytes / SECTOR_BYTES as u32;
         let disk_limits = DiskLimits {
             size_bytes: limits.size_bytes,
             block_bytes,
@@ -86,7 +85,11 @@ impl Disk {
             physical_block_exp: u8::try_from(exp).unwrap_or(0),
             io_min_blocks: u16::try_from(limits.io_min_bytes / block_bytes).unwrap_or(u16::MAX).max(1),
             io_opt_blocks: limits.io_opt_bytes / block_bytes,
-            discard_alignment_sectors: sectors(limits.discard_granularity_bytes).max(1),
+            discard_alignment_sectors: u32::try_from(
+                u64::from(limits.discard_granularity_bytes) / SECTOR_BYTES,
+            )
+            .unwrap_or(1)
+            .max(1),
         };
         Self { options, table, limits: disk_limits, topology, writeback: AtomicBool::new(true) }
     }
@@ -168,7 +171,7 @@ impl Disk {
         put(28, &self.topology.io_opt_blocks.to_le_bytes());
         put(32, &[u8::from(self.writeback.load(Ordering::Relaxed))]);
         put(34, &self.options.nr_queues.to_le_bytes());
-        let nr_ranges = (RANGES_MAX as u32).to_le_bytes();
+        let nr_ranges = RANGES_MAX.to_le_bytes();
         if self.limits.discard {
             put(36, &self.limits.discard_sectors_max.to_le_bytes());
             put(40, &nr_ranges);

@@ -47,7 +47,7 @@ impl Dispatcher {
         let mut reader = cell.reader();
         let table = Arc::clone(reader.load());
         let nr_paths = table.paths().len();
-        let args = vec![PathArgs::default(); nr_paths];
+        let args: Vec<_> = (0..nr_paths).map(|path| PathArgs::for_path(kind, path, nr_paths)).collect();
         let none = vec![PathLoad::default(); nr_paths];
         Ok(Self {
             reader,

@@ -18,14 +18,14 @@ const NEED_REPLY: u32 = 1 << 3;
 
 const HEADER_BYTES: usize = 12;
 /// Offset, size and flags of a config message.
-const CONFIG_HEADER_BYTES: usize = 12;
+const CONFIG_HEADER_BYTES: u32 = 12;
 /// Bound of the crate for offset + size, and for one message.
 const CONFIG_END_MAX: u32 = 0x1000;
 const MESSAGE_BYTES_MAX: u32 = 0x1000;
 
 /// Answers the message that comes next if the crate would not. True if it was answered, false if it is the crate's.
 pub(crate) fn answer_odd_config(stream: &UnixStream, reply_ack: bool) -> io::Result<bool> {
-    let mut message = [0; HEADER_BYTES + CONFIG_HEADER_BYTES];
+    let mut message = [0; HEADER_BYTES + CONFIG_HEADER_BYTES as usize];
     let (nr_bytes, _) = recv(stream, &mut message[..], RecvFlags::PEEK)?;
     let word =
         |at: usize| u32::from_ne_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
@@ -37,14 +37,14 @@ pub(crate) fn answer_odd_config(stream: &UnixStream, reply_ack: bool) -> io::Res
     }
     let (offset, size) = (word(12), word(16));
     let in_bounds = offset.checked_add(size).is_some_and(|end| end <= CONFIG_END_MAX);
-    let whole = body_bytes.checked_sub(CONFIG_HEADER_BYTES as u32) == Some(size);
-    if (size != 0 && in_bounds && whole) || body_bytes < CONFIG_HEADER_BYTES as u32 {
+    let whole = body_bytes.checked_sub(CONFIG_HEADER_BYTES) == Some(size);
+    if (size != 0 && in_bounds && whole) || body_bytes < CONFIG_HEADER_BYTES {
         return Ok(false);
     }
     take(stream, HEADER_BYTES + body_bytes as usize)?;
     let reply_flags = VERSION | REPLY;
     if code == GET_CONFIG {
-        let reply = [code, reply_flags, CONFIG_HEADER_BYTES as u32, offset, 0, word(20)];
+        let reply = [code, reply_flags, CONFIG_HEADER_BYTES, offset, 0, word(20)];
         put(stream, &reply)?;
     } else if reply_ack && flags & NEED_REPLY != 0 {
         put(stream, &[code, reply_flags, 8, 1, 0])?;

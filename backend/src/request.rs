@@ -17,13 +17,13 @@ use crate::vring::Descriptor;
 pub const SECTOR_BYTES: u64 = 512;
 
 /// Most segments in one discard or write-zeroes request (`max_discard_seg`, `max_write_zeroes_seg`).
-pub const RANGES_MAX: usize = 16;
+pub const RANGES_MAX: u32 = 16;
 
 /// Length of the header.
-const HEADER_BYTES: u64 = 16;
+const HEADER_BYTES: usize = 16;
 
 /// Length of one discard or write-zeroes segment.
-const RANGE_BYTES: u64 = 16;
+const RANGE_BYTES: usize = 16;
 
 /// The status byte of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,11 +39,11 @@ pub enum Status {
 impl Status {
     /// The byte that the guest reads.
     pub fn byte(self) -> u8 {
-        (match self {
-            Self::Ok => VIRTIO_BLK_S_OK,
-            Self::IoErr => VIRTIO_BLK_S_IOERR,
-            Self::Unsupp => VIRTIO_BLK_S_UNSUPP,
-        }) as u8
+        match self {
+            Self::Ok => const { VIRTIO_BLK_S_OK.to_le_bytes()[0] },
+            Self::IoErr => const { VIRTIO_BLK_S_IOERR.to_le_bytes()[0] },
+            Self::Unsupp => const { VIRTIO_BLK_S_UNSUPP.to_le_bytes()[0] },
+        }
     }
 }
 
@@ -166,10 +166,7 @@ pub fn parse(
     let streams = Streams::split(chain);
     let mut request =
         Request { head, status_addr: streams.status_addr(map), operation: Operation::Flush, data_len: 0 };
-    let status = match understand(map, &streams, disk, buffers, &mut request) {
-        Ok(()) => None,
-        Err(status) => Some(status),
-    };
+    let status = understand(map, &streams, disk, buffers, &mut request).err();
     (request, status)
 }
 
@@ -188,11 +185,11 @@ fn understand(
     if !streams.in_order || request.status_addr.is_none() {
         return Err(Status::IoErr);
     }
-    let mut header = [0; HEADER_BYTES as usize];
+    let mut header = [0; HEADER_BYTES];
     read_stream(map, streams.readable, &mut header)?;
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
-    let (nr_out, nr_in) = (streams.readable_len - HEADER_BYTES, streams.writable_len - 1);
+    let (nr_out, nr_in) = (streams.readable_len - HEADER_BYTES as u64, streams.writable_len - 1);
 
     match word(0) {
         VIRTIO_BLK_T_IN => {
@@ -215,7 +212,7 @@ fn understand(
             }
             request.operation = Operation::Write { offset };
             request.data_len = nr_out;
-            take(streams.readable, HEADER_BYTES, nr_out, &mut buffers.segments);
+            take(streams.readable, HEADER_BYTES as u64, nr_out, &mut buffers.segments);
         }
         VIRTIO_BLK_T_FLUSH => request.operation = Operation::Flush,
         VIRTIO_BLK_T_GET_ID => {
@@ -232,7 +229,7 @@ fn understand(
                 return Err(Status::Unsupp);
             }
             request.operation = if discard { Operation::Discard } else { Operation::WriteZeroes };
-            take(streams.readable, HEADER_BYTES, nr_out, &mut buffers.segments);
+            take(streams.readable, HEADER_BYTES as u64, nr_out, &mut buffers.segments);
             read_ranges(map, nr_out, discard, disk, buffers)?;
         }
         _ => return Err(Status::Unsupp),
@@ -242,7 +239,7 @@ fn understand(
 
 /// Byte offset of a range that lies inside the disk.
 fn check_range(sector: u64, len: u64, disk: &DiskLimits) -> Result<u64, Status> {
-    if len % SECTOR_BYTES != 0 {
+    if !len.is_multiple_of(SECTOR_BYTES) {
         return Err(Status::IoErr);
     }
     let offset = sector.checked_mul(SECTOR_BYTES).ok_or(Status::IoErr)?;
@@ -261,15 +258,15 @@ fn read_ranges(
     disk: &DiskLimits,
     buffers: &mut Buffers,
 ) -> Result<(), Status> {
-    if len == 0 || len % RANGE_BYTES != 0 || len / RANGE_BYTES > RANGES_MAX as u64 {
+    let mut bytes = [0; RANGES_MAX as usize * RANGE_BYTES];
+    let bytes = usize::try_from(len).ok().and_then(|len| bytes.get_mut(..len)).ok_or(Status::IoErr)?;
+    if bytes.is_empty() || !bytes.len().is_multiple_of(RANGE_BYTES) {
         return Err(Status::IoErr);
     }
-    let mut bytes = [0; RANGES_MAX * RANGE_BYTES as usize];
-    let bytes = bytes.get_mut(..usize::try_from(len).map_err(|_| Status::IoErr)?).ok_or(Status::IoErr)?;
     read_segments(map, &buffers.segments, bytes)?;
     let sectors_max = if discard { disk.discard_sectors_max } else { disk.write_zeroes_sectors_max };
     let (mut bad, mut unknown) = (false, false);
-    for raw in bytes.chunks_exact(RANGE_BYTES as usize) {
+    for raw in bytes.chunks_exact(RANGE_BYTES) {
         let word = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let (nr_sectors, flags) = (word(8), word(12));

@@ -47,8 +47,6 @@ pub enum Action<'a> {
         iovecs: &'a [IoVec],
         /// Byte offset on the path.
         offset: u64,
-        /// Whether the data must be durable at completion (RWF_DSYNC).
-        durable: bool,
     },
     /// fdatasync.
     Sync,
@@ -103,8 +101,8 @@ pub struct Transfer {
     to_flush: u64,
     flushed_any: bool,
     coverage: Coverage,
-    /// Whether the guest expects writes to be durable at completion, and whether that is still owed.
-    write_through: bool,
+    /// Whether the guest expects what was written to be durable at completion. An fdatasync of our own follows then:
+    /// RWF_DSYNC is passed over without a word by some files (FUSE with direct I/O).
     sync_owed: bool,
     /// Paths that failed this request, as bits.
     tried: u64,
@@ -143,8 +141,7 @@ impl Transfer {
         (self.range, self.range_done, self.zeroing) = (0, 0, None);
         (self.tried, self.nr_busy, self.nr_interrupted) = (0, 0, 0);
         (self.to_flush, self.flushed_any) = (0, false);
-        self.write_through = write_through;
-        self.sync_owed = false;
+        self.sync_owed = write_through && !matches!(operation, Operation::Read { .. } | Operation::Flush);
         self.worker = worker;
         let limits = table.limits();
         let align = Alignment {
@@ -173,7 +170,6 @@ impl Transfer {
             }
             Operation::Flush => self.plan_flush(),
             Operation::Discard | Operation::WriteZeroes => {
-                self.sync_owed = write_through;
                 self.skip_empty_ranges();
                 self.begin_range();
             }
@@ -233,6 +229,15 @@ impl Transfer {
         }
     }
 
+    /// Whether a write, discard or write-zeroes has nothing left but to be made durable.
+    fn is_all_written(&self) -> bool {
+        match self.operation() {
+            Some(Operation::Write { .. }) => self.done == self.len,
+            Some(Operation::Discard | Operation::WriteZeroes) => self.current_range().is_none(),
+            _ => false,
+        }
+    }
+
     /// Bytes that the next step moves.
     pub fn nr_bytes(&self) -> u64 {
         self.len - self.done
@@ -281,18 +286,17 @@ impl Transfer {
             Some(Operation::Read { .. } | Operation::GetId) | None => {
                 Action::Read { offset: self.offset + self.done, iovecs: self.rest() }
             }
-            Some(Operation::Write { .. }) => {
-                let (offset, durable) = (self.offset + self.done, self.write_through);
-                Action::Write { offset, durable, iovecs: self.rest() }
-            }
             Some(Operation::Flush) => Action::Sync,
+            Some(_) if self.is_all_written() => Action::Sync,
+            Some(Operation::Write { .. }) => {
+                Action::Write { offset: self.offset + self.done, iovecs: self.rest() }
+            }
             Some(Operation::Discard | Operation::WriteZeroes) => {
                 let Some(range) = self.current_range() else { return Action::Sync };
                 let (offset, len) = (range.offset, range.len);
                 match self.zeroing {
                     Some(Zeroing::Write) => {
-                        let offset = self.offset + self.done;
-                        Action::Write { offset, durable: false, iovecs: self.rest() }
+                        Action::Write { offset: self.offset + self.done, iovecs: self.rest() }
                     }
                     Some(Zeroing::ZeroRange) => {
                         let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -330,7 +334,7 @@ impl Transfer {
             path.ledger().note_write(self.worker);
         }
         match self.operation() {
-            Some(Operation::Read { .. } | Operation::Write { .. }) => self.advance_data(moved, work),
+            Some(Operation::Read { .. }) => self.advance_data(moved),
             Some(Operation::Flush) => {
                 if let Some(path) = self.path() {
                     path.ledger().end_flush(&self.coverage);
@@ -340,17 +344,21 @@ impl Transfer {
                 self.skip_dead_flushes();
                 self.next_step(self.to_flush == 0)
             }
-            Some(Operation::Discard | Operation::WriteZeroes) if sync => {
+            Some(_) if sync => {
                 if let Some(path) = self.path() {
                     path.ledger().end_flush(&self.coverage);
                 }
                 Next::Finished(Status::Ok)
             }
+            Some(Operation::Write { .. }) => match self.advance_data(moved) {
+                Next::Finished(Status::Ok) => self.after_write(),
+                next => next,
+            },
             Some(Operation::Discard | Operation::WriteZeroes) => {
                 if self.zeroing == Some(Zeroing::Write) {
-                    if self.advance_data(moved, work) != Next::Finished(Status::Ok) {
-                        // Short, or nothing at all.
-                        return if moved == 0 { Next::Finished(Status::IoErr) } else { Next::Again };
+                    match self.advance_data(moved) {
+                        Next::Finished(Status::Ok) => {}
+                        short => return short,
                     }
                     self.range_done += self.len;
                     if self.current_range().is_some_and(|r| self.range_done < r.len) {
@@ -361,15 +369,18 @@ impl Transfer {
                 self.range += 1;
                 self.skip_empty_ranges();
                 self.begin_range();
-                let finished = self.current_range().is_none() && !self.sync_owed;
-                if !finished && self.current_range().is_none() {
-                    // The sync that write-through owes goes down the path that did the last range.
-                    self.set_path(self.path);
-                }
-                self.next_step(finished)
+                if self.current_range().is_some() { self.next_step(false) } else { self.after_write() }
             }
             Some(Operation::GetId) | None => Next::Finished(Status::IoErr),
         }
+    }
+
+    /// All is written; the sync that write-through owes goes down the path that did the last of it.
+    fn after_write(&mut self) -> Next {
+        if self.sync_owed {
+            self.set_path(self.path);
+        }
+        self.next_step(!self.sync_owed)
     }
 
     fn next_step(&mut self, finished: bool) -> Next {
@@ -384,7 +395,7 @@ impl Transfer {
         }
     }
 
-    fn advance_data(&mut self, moved: u64, work: Work) -> Next {
+    fn advance_data(&mut self, moved: u64) -> Next {
         let left = self.len - self.done;
         if moved >= left {
             self.done = self.len;
@@ -395,7 +406,7 @@ impl Transfer {
         let whole = (self.offset + self.done + moved) / block * block;
         let done = whole.saturating_sub(self.offset).max(self.done);
         if done == self.done {
-            log::debug!("no progress: work={work:?} offset={} moved={moved}", self.offset + self.done);
+            log::debug!("no progress: offset={} moved={moved}", self.offset + self.done);
             // The end of the file, or a path that gives less than a block: trying again would never end.
             return Next::Finished(Status::IoErr);
         }

@@ -17,9 +17,13 @@ use crate::memory::GuestMap;
 /// Most entries of a ring (`VIRTQUEUE_MAX_SIZE` in QEMU, and what Linux asks for at most).
 pub const RING_SIZE_MAX: u16 = 1024;
 
+/// `VRING_USED_F_NO_NOTIFY` in the width of the flags.
+const NO_NOTIFY: u16 = 1;
+const _: () = assert!(NO_NOTIFY as u32 == VRING_USED_F_NO_NOTIFY);
+
 /// Most descriptors in one chain, indirect ones included. A guest may use an indirect table that is longer than its
 /// ring, as far as seg_max allows (Linux does).
-pub const CHAIN_LEN_MAX: usize = RING_SIZE_MAX as usize + 2;
+pub const CHAIN_LEN_MAX: u32 = RING_SIZE_MAX as u32 + 2;
 
 /// One descriptor as it lies in guest memory.
 #[derive(Debug, Clone, Copy, Default)]
@@ -140,9 +144,9 @@ impl Vring {
     pub fn lies_in(map: &GuestMap, size: u16, at: RingAddresses) -> bool {
         use vm_memory::GuestMemoryBackend as _;
         let size = usize::from(size);
-        at.descriptors.0 % 16 == 0
-            && at.available.0 % 2 == 0
-            && at.used.0 % 4 == 0
+        at.descriptors.0.is_multiple_of(16)
+            && at.available.0.is_multiple_of(2)
+            && at.used.0.is_multiple_of(4)
             && map.check_range(at.descriptors, 16 * size)
             && map.check_range(at.available, 6 + 2 * size)
             && map.check_range(at.used, 6 + 8 * size)
@@ -229,7 +233,7 @@ impl Vring {
         chain.clear();
         let (mut table, mut table_len) = (self.at.descriptors, u32::from(self.size));
         let mut in_indirect = false;
-        let mut nr_left = CHAIN_LEN_MAX.min(usize::from(self.size));
+        let mut nr_left = u32::from(self.size);
         let mut index = u32::from(head);
         loop {
             if index >= table_len {
@@ -242,12 +246,12 @@ impl Vring {
             let (addr, len) = (GuestAddress(u64::from_le(raw.addr)), u32::from_le(raw.len));
             if flags & VRING_DESC_F_INDIRECT != 0 {
                 let lawful = self.indirect && !in_indirect && flags & VRING_DESC_F_NEXT == 0;
-                if !lawful || len == 0 || len % 16 != 0 || len / 16 > CHAIN_LEN_MAX as u32 {
+                if !lawful || len == 0 || !len.is_multiple_of(16) || len / 16 > CHAIN_LEN_MAX {
                     return Err(ChainError::Indirect);
                 }
                 in_indirect = true;
                 (table, table_len, index) = (addr, len / 16, 0);
-                nr_left = CHAIN_LEN_MAX - chain.len();
+                nr_left = CHAIN_LEN_MAX - (u32::from(self.size) - nr_left);
                 continue;
             }
             chain.push(Descriptor { addr, len, writable: flags & VRING_DESC_F_WRITE != 0 });
@@ -304,7 +308,7 @@ impl Vring {
     /// kicks once past the armed index and no more.
     pub fn suppress_kicks(&self, map: &GuestMap) {
         if !self.event_idx {
-            self.store(map, self.at.used, 0, VRING_USED_F_NO_NOTIFY as u16, Ordering::Relaxed);
+            self.store(map, self.at.used, 0, NO_NOTIFY, Ordering::Relaxed);
         }
     }
 

@@ -102,11 +102,8 @@ impl UringEngine {
             Action::Read { iovecs, offset } => {
                 opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
             }
-            Action::Write { iovecs, offset, durable } => {
-                opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len()))
-                    .offset(offset)
-                    .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
-                    .build()
+            Action::Write { iovecs, offset } => {
+                opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
             }
             Action::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Action::Allocate { mode, offset, len } => {

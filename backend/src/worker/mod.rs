@@ -67,6 +67,7 @@ pub struct Worker<E> {
     stopping: bool,
     dispatcher: Dispatcher,
     /// Transfers without a request, to be used again.
+    #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
     /// Transfers that wait for their time (in ns) to be sent again.
     delayed: Vec<(u64, Box<Transfer>)>,

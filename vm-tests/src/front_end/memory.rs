@@ -182,8 +182,8 @@ impl Memory {
 
     /// A 16-bit load that later reads cannot overtake.
     pub fn load_u16(&self, addr: u64) -> u16 {
-        // SAFETY: ring fields are aligned and inside a region; the back-end uses them atomically too.
         self.with(addr, 2, |ptr| {
+            // SAFETY: ring fields are aligned and inside a region; the back-end uses them atomically too.
             u16::from_le(unsafe { AtomicU16::from_ptr(ptr.cast()) }.load(Ordering::SeqCst))
         })
     }

@@ -1,6 +1,6 @@
 //! What many tests need: images with known contents, a served disk, preconditions.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,10 +61,6 @@ impl Image {
         self.bytes / 512
     }
 
-    pub fn contents(&self) -> Vec<u8> {
-        fs::read(&self.path).unwrap()
-    }
-
     pub fn at(&self, sector: u64, num: usize) -> Vec<u8> {
         let mut data = vec![0; num * 512];
         self.file().read_exact_at(&mut data, sector * 512).unwrap();
@@ -116,4 +112,10 @@ pub fn status(q: &mut BlkQueue, op: &Op) -> u8 {
 /// The statuses that `ops` get, sent in one kick.
 pub fn statuses(q: &mut BlkQueue, ops: &[Op]) -> Vec<u8> {
     q.run_all(ops).unwrap().iter().map(|done| done.status).collect()
+}
+
+/// Neither taken out nor complained of.
+pub fn no_path_failed(server: &Server) {
+    assert_eq!(server.count_log("path failed"), 0, "{}", server.stderr());
+    assert_eq!(server.count_log("path error"), 0, "{}", server.stderr());
 }

@@ -63,7 +63,10 @@ fn assert_limits(disk: &Disk, what: &str) {
     if disk.has(feature::DISCARD) {
         assert!(config.max_discard_sectors > 0 && config.max_discard_seg > 0, "{what}: {config:?}");
         let alignment = config.discard_sector_alignment;
-        assert!(alignment > 0 && alignment % (config.blk_size / 512).max(1) == 0, "{what}: {config:?}");
+        assert!(
+            alignment > 0 && alignment.is_multiple_of((config.blk_size / 512).max(1)),
+            "{what}: {config:?}"
+        );
     }
     if disk.has(feature::WRITE_ZEROES) {
         assert!(config.max_write_zeroes_sectors > 0 && config.max_write_zeroes_seg > 0, "{what}: {config:?}");

@@ -156,3 +156,88 @@ fn a_front_end_made_by_others_works() {
         assert_eq!(seen.answered, 21, "the next one is served too");
     }
 }
+
+#[test]
+fn the_protocol_code_of_the_vhost_crate_works() {
+    let image = Image::empty(8 * MIB);
+    let server = Server::any().path(&image.path).num_queues(2).start().unwrap();
+    for round in 0..3 {
+        let (frontend, config, mut queues) =
+            other::open_with_vhost_crate(server.socket(), 2, 256 * MIB).unwrap();
+        assert_eq!(config.capacity, image.sectors());
+        let mut verifiers = verify::Verifier::share(config.capacity, 2, round);
+        for (q, verifier) in queues.iter_mut().zip(&mut verifiers) {
+            q.write_zeroes(0, 16384, 0).unwrap();
+            verifier.run(q, &Plan { requests: 300, ..Plan::default() }).unwrap();
+        }
+        drop(frontend);
+    }
+}
+
+#[test]
+fn the_same_load_passes_on_polypath_and_on_the_storage_daemon() {
+    let mut seen = Vec::new();
+    for builder in [Server::polypath(), Server::qsd()] {
+        let image = Image::empty(16 * MIB);
+        let server = match builder.path(&image.path).num_queues(2).start() {
+            Ok(server) => server,
+            Err(e) if format!("{e:#}").contains("qemu-storage-daemon") => {
+                return polypath_vm_tests::skip::skip(
+                    "the_same_load_passes_on_polypath_and_on_the_storage_daemon",
+                    e,
+                );
+            }
+            Err(e) => panic!("{e:#}"),
+        };
+        // The storage daemon gives no used length beyond the status for failed reads and takes one segment; the load needs
+        // neither. All else is the same, to the seed.
+        let mut disk = Disk::at(server.socket()).queues(2).open().unwrap();
+        let plan = Plan { requests: 3000, depth: 64, batch: 16, flush_percent: 2, ..Plan::default() };
+        let mut verifiers = verify::Verifier::share(disk.config.capacity, 2, 42);
+        let report = verify::load_with(&mut disk.queues, &mut verifiers, &plan).unwrap();
+        for (q, verifier) in disk.queues.iter_mut().zip(&verifiers) {
+            q.flush().unwrap();
+            verifier.check_file(&image.path).unwrap();
+        }
+        assert_eq!((report.answered, report.errors), (6000, 0), "{:?}", server.program());
+        seen.push(server.program());
+    }
+    assert_eq!(seen, [Program::Polypath, Program::Qsd]);
+}
+
+#[test]
+fn f59_a_batch_shares_kicks_and_calls() {
+    let image = Image::filled(4 * MIB);
+    let (server, mut disk) = serve(&image);
+    let switches = server.stats().voluntary_switches;
+    let (kicks, calls) = (disk.q().queue.nr_kicks, disk.q().queue.nr_calls);
+    let rounds = 100_u64;
+    for _ in 0..rounds {
+        let ops: Vec<_> = (0..40).map(|i| Op::read(i * 64, 8)).collect();
+        disk.q().run_all(&ops).unwrap();
+    }
+    let queue = &disk.q().queue;
+    let (kicks, calls) = (queue.nr_kicks - kicks, queue.nr_calls - calls);
+    let switches = server.stats().voluntary_switches - switches;
+    assert!(kicks <= rounds, "{kicks} kicks for {rounds} batches of 40");
+    assert!(calls < rounds * 20, "{calls} calls for {} requests", rounds * 40);
+    assert!(switches < rounds * 20, "{switches} sleeps for {} requests", rounds * 40);
+}
+
+#[test]
+fn cached_mode_is_for_one_file() {
+    let image = Image::filled(4 * MIB);
+    let server = Server::polypath().path(&image.path).arg("--direct=off").start().unwrap();
+    let mut disk = Disk::open(server.socket()).unwrap();
+    disk.q().write(0, &filled(0, 8)).unwrap();
+    let mut verifier = verify::Verifier::new(1024..8192, 2);
+    verifier.set_all(1);
+    verifier.run(disk.q(), &Plan { requests: 500, ..Plan::default() }).unwrap();
+    disk.q().flush().unwrap();
+    verifier.check_file(&image.path).unwrap();
+    let hard = image.dir().join("hard");
+    std::fs::hard_link(&image.path, &hard).unwrap();
+    let two = Server::polypath().path(&image.path).path(&hard).arg("--direct=off");
+    let exited = two.run_to_exit(std::time::Duration::from_secs(10)).unwrap();
+    assert!(exited.code > 0 && exited.stderr.contains("--direct"), "{exited:?}");
+}

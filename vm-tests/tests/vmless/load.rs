@@ -117,7 +117,9 @@ fn f27_answers_come_without_another_kick() {
     }
     // The beginning of a run, and nothing behind it.
     let ops = [0, 8, 16].map(|sector| Op::write(sector, filled(sector, 8)));
-    ops.iter().for_each(|op| drop(disk.q().stage(op).unwrap()));
+    for op in &ops {
+        disk.q().stage(op).unwrap();
+    }
     disk.q().kick();
     for _ in 0..3 {
         assert_eq!(disk.q().done_within(Duration::from_secs(1)).unwrap().status, OK);

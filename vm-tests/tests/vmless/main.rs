@@ -3,6 +3,12 @@
 //! Names that begin with an F and a number are cases of the project's list of known faults of such programs.
 //! `POLYPATH_TEST_PROGRAM=qsd` runs those tests that hold for any back-end against QEMU's storage daemon.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the numbers of a test are known"
+)]
+
 mod bad_chains;
 mod cli;
 mod common;
@@ -18,3 +24,4 @@ mod merge;
 mod multipath;
 mod protocol;
 mod ranges;
+mod retry;

@@ -1,14 +1,14 @@
 //! Several paths, some of which fail.
 
-use std::time::Duration;
-
 use polypath_vm_tests::faulty::{FaultyFs, Kind, Rule};
 use polypath_vm_tests::front_end::verify::{Plan, Verifier};
 use polypath_vm_tests::front_end::{Disk, IOERR, OK, Op, Segment, UNSUPP, feature, request::UNMAP};
 use polypath_vm_tests::loopdev::{LoopDev, Mount};
 use polypath_vm_tests::server::Server;
 
-use crate::common::{Image, MIB, SOON, filled, need, serve_faulty, serve_faulty_sync, status, statuses};
+use crate::common::{
+    Image, MIB, SOON, filled, need, no_path_failed, serve_faulty, serve_faulty_sync, status, statuses,
+};
 
 /// Errors that speak of the path.
 const PATH_ERRORS: [i32; 8] = [
@@ -23,7 +23,7 @@ const PATH_ERRORS: [i32; 8] = [
 ];
 
 /// Errors that speak of the target, or of ourselves.
-const TARGET_ERRORS: [i32; 11] = [
+const TARGET_ERRORS: [i32; 12] = [
     libc::EOPNOTSUPP,
     libc::EREMOTEIO,
     libc::ENODATA,
@@ -35,12 +35,8 @@ const TARGET_ERRORS: [i32; 11] = [
     libc::EPERM,
     libc::EROFS,
     libc::EINVAL,
+    libc::EFAULT,
 ];
-
-fn no_path_failed(server: &Server) {
-    assert_eq!(server.count_log("path failed"), 0, "{}", server.stderr());
-    assert_eq!(server.count_log("path error"), 0, "{}", server.stderr());
-}
 
 /// Both names are in use: of a few reads apart from each other, each serves some.
 fn both_used(fs: &FaultyFs, disk: &mut Disk) {
@@ -226,120 +222,6 @@ fn f09_the_same_with_a_path_error() {
     }
     let reads: Vec<_> = (0..8).map(|i| Op::read(i * 8, 8)).collect();
     assert_eq!(statuses(disk.q(), &reads), [OK, OK, IOERR, OK, OK, OK, OK, OK]);
-}
-
-#[test]
-fn f12_try_again_reaches_no_guest() {
-    need!(faulty);
-    let image = Image::filled(MIB);
-    let (fs, server, mut disk) = serve_faulty_sync(&image, &["a"]);
-    for errno in [libc::EAGAIN, libc::EINTR, libc::ENOMEM] {
-        fs.rule("a", Rule::errno(errno).on(&[Kind::Read, Kind::Write]).next(3));
-        assert!(disk.q().read(0, 8).unwrap() == filled(0, 8), "errno {errno}");
-        fs.clear("a");
-        fs.rule("a", Rule::errno(errno).on(&[Kind::Read, Kind::Write]).next(3));
-        disk.q().write(0, &filled(0, 8)).unwrap();
-        fs.clear("a");
-        fs.rule("a", Rule::errno(errno).fsyncs().next(3));
-        disk.q().flush().unwrap();
-        fs.clear("a");
-    }
-    no_path_failed(&server);
-}
-
-#[test]
-fn f12_try_again_for_ever_is_a_failure_in_the_end_without_a_spin() {
-    need!(faulty);
-    let image = Image::filled(MIB);
-    let (fs, server, mut disk) = serve_faulty_sync(&image, &["a", "b"]);
-    fs.rule("a", Rule::errno(libc::EAGAIN).reads());
-    let cpu = server.stats().cpu;
-    let start = std::time::Instant::now();
-    disk.q().timeout = Duration::from_secs(30);
-    for i in 0..4 {
-        assert!(disk.q().read(i * 8, 8).unwrap() == filled(i * 8, 8), "the other path has it");
-    }
-    let (took, cpu) = (start.elapsed(), server.stats().cpu.checked_sub(cpu).unwrap());
-    assert!(cpu < took.mul_f64(0.2) + Duration::from_millis(30), "{cpu:?} of CPU in {took:?}");
-}
-
-#[test]
-fn f12_deep_reads_on_a_device_with_few_slots() {
-    need!(loopdev);
-    let image = Image::filled(16 * MIB);
-    let device = LoopDev::on(&image.path).attach().unwrap();
-    device.set_nr_requests(4).unwrap();
-    let server = Server::polypath().path(device.path()).queue_size(256).start().unwrap();
-    let mut disk = Disk::at(server.socket()).queue_size(1024).memory_bytes(2 << 30).open().unwrap();
-    let expected = filled(0, 2048);
-    let ops = vec![Op::read(0, 2048); 256];
-    disk.q().timeout = Duration::from_secs(60);
-    for done in disk.q().run_all(&ops).unwrap() {
-        assert_eq!(done.status, OK);
-        assert!(done.data == expected);
-    }
-    no_path_failed(&server);
-}
-
-#[test]
-fn f30_a_retry_moves_the_rest_and_nothing_twice() {
-    need!(faulty);
-    for failing in [&["a"][..], &["a", "b", "c"]] {
-        for write in [true, false] {
-            let image = if write { Image::empty(MIB) } else { Image::filled(MIB) };
-            let (fs, _server, mut disk) = serve_faulty_sync(&image, &["a", "b", "c", "d"]);
-            for name in failing {
-                fs.rule(name, Rule::short(12288).next(1));
-                fs.rule(name, Rule::errno(libc::EIO).on(&[Kind::Read, Kind::Write]));
-            }
-            let cut = polypath_vm_tests::front_end::Cut {
-                out: std::iter::once(16).chain([4096; 8]).collect(),
-                into: vec![4096; 8],
-                ..Default::default()
-            };
-            let framing = polypath_vm_tests::front_end::Framing::Cut(cut);
-            let letters: Vec<u8> = (b'A'..=b'H').flat_map(|letter| [letter; 4096]).collect();
-            // Round-robin starts somewhere: a few requests make sure that the failing ones are met.
-            for i in 0..4_u64 {
-                let sector = i * 128;
-                if write {
-                    let done = disk.q().run_framed(&Op::write(sector, letters.clone()), &framing).unwrap();
-                    assert_eq!(done.status, OK, "write {i}, failing: {failing:?}");
-                    assert!(image.at(sector, 64) == letters, "write {i}, failing: {failing:?}");
-                } else {
-                    let done = disk.q().run_framed(&Op::read(sector, 64), &framing).unwrap();
-                    assert_eq!(done.status, OK, "read {i}, failing: {failing:?}");
-                    assert!(done.data == filled(sector, 64), "read {i}, failing: {failing:?}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn f30_a_run_of_three_is_finished_by_another_path() {
-    need!(faulty);
-    let image = Image::empty(MIB);
-    let (fs, _server, mut disk) = serve_faulty_sync(&image, &["a", "b"]);
-    fs.rule("a", Rule::short(6144).writes().next(1));
-    fs.rule("a", Rule::errno(libc::EIO).writes());
-    let ops: Vec<_> = (0..3).map(|i| Op::write(i * 8, filled(i * 8, 8))).collect();
-    assert_eq!(statuses(disk.q(), &ops), [OK; 3]);
-    image.assert_filled(0..24);
-}
-
-#[test]
-fn short_reads_are_resumed() {
-    need!(faulty);
-    let image = Image::filled(4 * MIB);
-    let (fs, server, mut disk) = serve_faulty(&image, &["a", "b"]);
-    fs.rule("a", Rule::short(512).reads().every(3));
-    fs.rule("b", Rule::short(4096).reads().every(2));
-    let mut verifier = Verifier::new(0..image.sectors(), 9);
-    verifier.set_all(1);
-    verifier.run(disk.q(), &Plan { requests: 1500, ..Plan::default() }).unwrap();
-    verifier.check_all(disk.q()).unwrap();
-    no_path_failed(&server);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use polypath_vm_tests::front_end::config::{CONFIG_BYTES, WRITEBACK_OFFSET};
 use polypath_vm_tests::front_end::session::{F_PROTOCOL_FEATURES, config_head};
-use polypath_vm_tests::front_end::wire::{NO_FD, VERSION, proto, req};
+use polypath_vm_tests::front_end::wire::{NO_FD, proto, req};
 use polypath_vm_tests::front_end::{Config, Disk, OK, Op, Region, Session, feature};
 use polypath_vm_tests::server::Server;
 

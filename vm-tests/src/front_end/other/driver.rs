@@ -1,4 +1,4 @@
-//! A front-end that we did not write: the `virtio-driver` crate, with its own protocol code and its own rings.
+//! The `virtio-driver` crate, with its own protocol code and its own rings.
 
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
@@ -9,10 +9,10 @@ use virtio_driver::{
     VhostUser, VirtioBlkConfig, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-use super::memory::Region;
-use super::request::SECTOR;
-use super::verify::{Rng, pattern};
-use super::wire::poll_in;
+use crate::front_end::memory::Region;
+use crate::front_end::request::SECTOR;
+use crate::front_end::verify::{Rng, pattern};
+use crate::front_end::wire::poll_in;
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -151,15 +151,13 @@ impl Dispatcher {
     pub fn fail_path(&mut self, table: &Table, index: usize, errno: i32) {
         let Some(path) = table.paths().get(index) else { return };
         let name = path.name().display();
-        let reason = std::io::Error::from_raw_os_error(errno);
+        let errno = nix::errno::Errno::from_raw(errno);
         match table.fail_path(index) {
             FailOutcome::Failed { nr_active } => {
-                log::warn!("path failed: path={name} errno={errno} ({reason}) active={nr_active}");
+                log::warn!("path failed: path={name} errno={errno:?} active={nr_active}");
             }
             FailOutcome::Last if path.note_error() => {
-                log::warn!(
-                    "path error on the last path, which stays in use: path={name} errno={errno} ({reason})"
-                );
+                log::warn!("path error: path={name} errno={errno:?} active=1, the last path stays in use");
             }
             FailOutcome::Last | FailOutcome::Already => {}
         }

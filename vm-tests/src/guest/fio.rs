@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{Guest, Job};
+use super::{Accel, Guest, Job};
 
 /// A load. Unless said otherwise: direct I/O of 4 KiB through io_uring with 16 requests at a time, on one job.
 #[derive(Clone, Debug)]
@@ -62,6 +62,14 @@ impl Fio {
             .with("do_verify", 1)
             .with("verify_fatal", 1)
             .with("verify_state_save", 0)
+    }
+
+    /// Repeats itself so often that something can happen in its midst, also where the guest is fast.
+    pub fn lasting(self) -> Self {
+        match Accel::best() {
+            Accel::Tcg => self,
+            Accel::Kvm => self.with("loops", 40),
+        }
     }
 
     /// Runs for so long, however often it has to start over.

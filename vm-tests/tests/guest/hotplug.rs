@@ -48,7 +48,7 @@ fn memory_plugged_under_load() -> Result<()> {
     let image = Image::new(64)?;
     let server = serve(&image.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
-    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").depth(32).jobs(2, "8m").verify())?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").depth(32).jobs(2, "8m").verify().lasting())?;
     for module in ["one", "two"] {
         let done = vm.requests_done("vda")?;
         wait_until("the load to run", LOAD_TIMEOUT, || {

@@ -62,7 +62,7 @@ fn second_front_end_at_the_same_time_is_refused_and_does_not_disturb() -> Result
     let image = Image::new(64)?;
     let server = Server::polypath().path(image.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
-    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").size("16m").verify())?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").size("16m").verify().lasting())?;
     wait_until("the load to run", LOAD_TIMEOUT, || vm.requests_done("vda").is_ok_and(|nr| nr > 500))?;
     for _ in 0..3 {
         ensure!(Vm::new().disk(&server).start().is_err(), "two front-ends on one disk");
@@ -91,7 +91,8 @@ fn load_goes_on_over_a_restart_by_sigterm() -> Result<()> {
     let image = Image::new(64)?;
     let mut server = Server::polypath().path(image.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).reconnect().boot()?;
-    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").depth(32).jobs(2, "16m").verify())?;
+    let load =
+        vm.start_fio(&Fio::new("/dev/vda", "randwrite").depth(32).jobs(2, "16m").verify().lasting())?;
     wait_until("the load to run", LOAD_TIMEOUT, || vm.requests_done("vda").is_ok_and(|nr| nr > 500))?;
     let socket = server.socket().to_owned();
     let code = server.terminate(DRAIN_TIMEOUT)?;
@@ -99,6 +100,6 @@ fn load_goes_on_over_a_restart_by_sigterm() -> Result<()> {
     ensure!(!load.is_done(), "the load was over before the stop: {:?}", load.wait());
     let again = Server::polypath().path(image.path()).num_queues(2).socket(socket).start()?;
     let result = load.wait()?;
-    ensure!(result.writes == 2 * 4096, "{result:?}");
+    ensure!(result.writes >= 2 * 4096, "{result:?}");
     stop(again)
 }

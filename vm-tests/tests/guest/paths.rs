@@ -31,7 +31,7 @@ fn loses_a_path_under_load(fault: Rule, fails_by: &str) -> Result<()> {
     fs.logging(false);
     let server = Server::polypath().paths(fs.paths(&["a", "b"])).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
-    let load = vm.start_fio(&Fio::new("/dev/vda", "randrw").depth(16).jobs(2, "8m").verify())?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randrw").depth(16).jobs(2, "8m").verify().lasting())?;
     wait_until("a load on both paths", LOAD_TIMEOUT, || {
         fs.counts("a").data() > 200 && fs.counts("b").data() > 200
     })?;
@@ -108,7 +108,7 @@ fn block_device_that_fails_is_left_out() -> Result<()> {
     let (one, two) = (one?, two?);
     let server = Server::polypath().path(one.path()).path(two.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
-    let load = vm.start_fio(&Fio::new("/dev/vda", "randrw").jobs(2, "8m").verify())?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randrw").jobs(2, "8m").verify().lasting())?;
     wait_until("a load on both paths", LOAD_TIMEOUT, || {
         fs.counts("a").data() > 200 && fs.counts("b").data() > 200
     })?;

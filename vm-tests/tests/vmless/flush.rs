@@ -166,6 +166,23 @@ fn write_through_makes_each_write_durable() {
 }
 
 #[test]
+fn write_through_hears_of_fsync_errors() {
+    need!(faulty);
+    let image = Image::empty(MIB);
+    let (fs, _server, mut disk) = serve_faulty(&image, &["a"]);
+    disk.session.set_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    fs.rule("a", Rule::errno(libc::EIO).fsyncs().next(1));
+    fs.clear_log();
+    let first = status(disk.q(), &Op::write(0, vec![1; 512]));
+    // A write that the path itself is told to make durable needs no fsync that could fail.
+    let durable = fs.log_of("a", Kind::Write).iter().all(|write| write.mode & libc::O_DSYNC != 0);
+    assert_eq!(first, if durable { OK } else { IOERR });
+    assert_eq!(status(disk.q(), &Op::write(0, vec![1; 512])), OK);
+    let fsyncs = fs.counts("a").fsyncs;
+    assert!(durable || (2..=4).contains(&fsyncs), "{fsyncs} fsyncs for two writes");
+}
+
+#[test]
 fn a_flush_waits_for_no_write_that_came_behind_it() {
     need!(faulty);
     let image = Image::empty(MIB);

@@ -174,6 +174,19 @@ impl Queue {
         drain(&self.kick);
     }
 
+    /// [`Queue::reset`] to rings whose indices all stand at `base`.
+    pub fn reset_to(&mut self, base: u16) {
+        self.reset();
+        (self.next_avail, self.published, self.next_used) = (base, base, base);
+        self.mem.store_u16(self.avail.addr + 2, base);
+        self.mem.store_u16(self.used.addr + 2, base);
+    }
+
+    /// Shows the device any available index, also one that no driver would.
+    pub fn put_avail_index(&self, index: u16) {
+        self.mem.store_u16(self.avail.addr + 2, index);
+    }
+
     /// Takes a descriptor, for chains made by hand. It comes back with the head that [`Queue::stage_head`] names.
     pub fn take_desc(&mut self) -> Option<u16> {
         self.free.pop()

@@ -10,6 +10,7 @@
 )]
 
 mod bad_chains;
+mod chaos;
 mod cli;
 mod common;
 mod discard;

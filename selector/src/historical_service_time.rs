@@ -6,8 +6,8 @@
 //! its equal share. Unlike [`learned-service-time`](crate::Kind::LearnedServiceTime) it mixes reads and writes of all
 //! sizes in one average, and a failed I/O counts as a fast one.
 
+use crate::PathSet;
 use crate::rotation::Rotation;
-use crate::{Load, PathSet};
 use std::cmp::Ordering;
 
 const FIXED_BITS: u32 = 10;
@@ -37,11 +37,13 @@ pub(crate) struct History {
     pub(crate) average: u64,
     pub(crate) stale_after_ns: u64,
     last_finish_ns: u64,
+    /// In flight of this instance: what the average was learned from, and what it is multiplied by.
+    in_flight: u32,
 }
 
 impl HistoricalServiceTime {
     pub(crate) fn new(base_weight: u16, threshold: u32, nr_paths: u16, first: usize) -> Self {
-        let fresh = History { average: FIXED_1, stale_after_ns: 0, last_finish_ns: 0 };
+        let fresh = History { average: FIXED_1, stale_after_ns: 0, last_finish_ns: 0, in_flight: 0 };
         Self {
             rotation: Rotation::new(nr_paths, first),
             weights: weights(u64::from(base_weight)),
@@ -53,16 +55,11 @@ impl HistoricalServiceTime {
     }
 
     #[inline]
-    pub(crate) fn select(
-        &mut self,
-        now_ns: u64,
-        usable: &PathSet,
-        load: &(impl Load + ?Sized),
-    ) -> Option<usize> {
+    pub(crate) fn select(&mut self, now_ns: u64, usable: &PathSet) -> Option<usize> {
         let mut best: Option<(usize, Candidate)> = None;
         for path in self.rotation.iter().filter(|&path| usable.contains(path)) {
-            let History { average, stale_after_ns, .. } = self.paths[path];
-            let candidate = Candidate { average, stale_after_ns, in_flight: u64::from(load.in_flight(path)) };
+            let History { average, stale_after_ns, in_flight, .. } = self.paths[path];
+            let candidate = Candidate { average, stale_after_ns, in_flight: u64::from(in_flight) };
             if best.is_none_or(|(_, least)| candidate.compare(least, now_ns, self.threshold).is_lt()) {
                 best = Some((path, candidate));
             }
@@ -72,8 +69,13 @@ impl HistoricalServiceTime {
         Some(path)
     }
 
+    pub(crate) fn start_io(&mut self, path: usize) {
+        self.paths[path].in_flight += 1;
+    }
+
     pub(crate) fn end_io(&mut self, path: usize, start_ns: u64, now_ns: u64) {
         let history = &mut self.paths[path];
+        history.in_flight = history.in_flight.saturating_sub(1);
         let sample_ns = now_ns.saturating_sub(start_ns.max(history.last_finish_ns));
         history.last_finish_ns = now_ns;
         let bucket =
@@ -103,7 +105,7 @@ impl HistoricalServiceTime {
 
     /// Takes over what another instance has learned about a path.
     pub(crate) fn inherit(&mut self, path: usize, history: History) {
-        self.paths[path] = history;
+        self.paths[path] = History { in_flight: self.paths[path].in_flight, ..history };
     }
 }
 
@@ -177,7 +179,6 @@ fn power(mut base: u64, mut exponent: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PathLoad;
     use Ordering::{Equal, Greater, Less};
 
     const MS: u64 = 1_000_000;
@@ -281,9 +282,7 @@ mod tests {
     #[test]
     fn f40_fresh_paths_take_turns() {
         let mut selector = fresh(3);
-        let picks: Vec<_> = (0..6)
-            .filter_map(|now| selector.select(now, &PathSet::full(3), &[PathLoad::default(); 3]))
-            .collect();
+        let picks: Vec<_> = (0..6).filter_map(|now| selector.select(now, &PathSet::full(3))).collect();
         assert_eq!(picks, [0, 1, 2, 0, 1, 2]);
     }
 }

@@ -119,7 +119,7 @@ impl Selector {
             Policy::RoundRobin(policy) => policy.select(usable),
             Policy::QueueLength(policy) => policy.select(usable, load),
             Policy::ServiceTime(policy) => policy.select(request.bytes, usable, load),
-            Policy::HistoricalServiceTime(policy) => policy.select(request.now_ns, usable, load),
+            Policy::HistoricalServiceTime(policy) => policy.select(request.now_ns, usable),
             Policy::IoAffinity(policy) => policy.select(request.queue, usable),
             Policy::LearnedServiceTime(policy) => policy.select(request, usable, load),
         }
@@ -133,13 +133,16 @@ impl Selector {
     pub fn start_io(&mut self, path: usize, request: &Request, load: &(impl Load + ?Sized)) -> Ticket {
         assert!(path < self.nr_paths, "path {path} of {}", self.nr_paths);
         let cell = cell(request.direction, request.bytes);
-        if let Policy::LearnedServiceTime(policy) = &mut self.policy {
-            policy.start_io(path, cell, request.now_ns);
+        let ahead = load.in_flight(path);
+        match &mut self.policy {
+            Policy::HistoricalServiceTime(policy) => policy.start_io(path),
+            Policy::LearnedServiceTime(policy) => policy.start_io(path, cell, request.now_ns),
+            _ => {}
         }
         Ticket {
             start_ns: request.now_ns,
             path: u16::try_from(path).unwrap_or(u16::MAX),
-            ahead: u16::try_from(load.in_flight(path)).unwrap_or(u16::MAX),
+            ahead: u16::try_from(ahead).unwrap_or(u16::MAX),
             cell: u8::try_from(cell).unwrap_or(0),
         }
     }

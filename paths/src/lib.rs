@@ -14,6 +14,7 @@ mod open;
 mod path;
 mod sysfs;
 mod table;
+pub mod text;
 
 pub use identity::Identity;
 pub use ledger::{Coverage, Ledger};

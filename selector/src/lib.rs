@@ -61,15 +61,17 @@ mod kind;
 mod learned_service_time;
 mod path_set;
 mod queue_length;
+mod queue_mask;
 mod request;
 mod rotation;
 mod round_robin;
 mod selector;
 mod service_time;
 
-pub use args::{ArgError, ArgProblem, GroupArgs, PathArgs, QueueMask};
+pub use args::{ArgError, ArgProblem, GroupArgs, PathArgs};
 pub use info::PathInfo;
 pub use kind::{Kind, UnknownKind};
 pub use path_set::PathSet;
+pub use queue_mask::QueueMask;
 pub use request::{Direction, Load, Outcome, PathLoad, Request, Ticket};
 pub use selector::{NewError, PATHS_MAX, Selector};

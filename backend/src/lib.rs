@@ -15,6 +15,8 @@ pub mod memory;
 mod protocol;
 pub mod request;
 pub mod session;
+#[cfg(test)]
+mod sim;
 pub mod transfer;
 pub mod vring;
 pub mod worker;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::histogram::Histogram;
+use super::host;
 use super::workload::{Offsets, Workload};
 
 /// An answer takes at most this long, or the run is given up.
@@ -60,6 +61,7 @@ pub(super) fn run(
     let mut last = start;
     while under_way > 0 {
         done.clear();
+        host::check_stopped()?;
         client.reap(&mut done)?;
         let now = Instant::now();
         if done.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -48,13 +49,55 @@ pub(super) fn pin_this_thread(core: usize) -> Result<()> {
     pin(core).with_context(|| format!("bind to core {core}"))
 }
 
-/// Goes before the rest of the machine, as far as this is allowed; programs spawned later inherit it.
-pub(super) fn go_first() -> String {
-    const FIRST: libc::c_int = -20;
-    // SAFETY: setpriority takes plain numbers.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, FIRST) } {
-        0 => format!("nice {FIRST}"),
-        _ => "as started (raising it needs root)".into(),
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Lets SIGINT and SIGTERM end the run in order: the disk is a mount and a loop device, which nobody else would free.
+pub(super) fn stop_in_order() {
+    extern "C" fn stop(_signal: libc::c_int) {
+        STOPPED.store(true, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { libc::signal(signal, stop as *const () as libc::sighandler_t) };
+    }
+}
+
+/// An error if the run is to end.
+pub(super) fn check_stopped() -> Result<()> {
+    ensure!(!STOPPED.load(Ordering::Relaxed), "stopped");
+    Ok(())
+}
+
+/// The whole session goes before the rest of the machine as long as this lives, as far as that is allowed.
+pub(super) struct Priority {
+    pub(super) fact: String,
+    autogroup: Option<String>,
+}
+
+impl Priority {
+    const AUTOGROUP: &str = "/proc/self/autogroup";
+
+    /// For this process and those spawned later. Where the scheduler groups by session, the nice value counts inside the
+    /// group only, and the group has one of its own.
+    pub(super) fn raise() -> Self {
+        const FIRST: libc::c_int = -20;
+        // SAFETY: setpriority takes plain numbers.
+        if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, FIRST) } != 0 {
+            return Self { fact: "as started (raising it needs root)".into(), autogroup: None };
+        }
+        let before = fs::read_to_string(Self::AUTOGROUP).unwrap_or_default();
+        let before = before.trim().rsplit(' ').next().unwrap_or_default().to_owned();
+        let grouped = !before.is_empty() && fs::write(Self::AUTOGROUP, FIRST.to_string()).is_ok();
+        Self { fact: format!("nice {FIRST}"), autogroup: grouped.then_some(before) }
+    }
+}
+
+impl Drop for Priority {
+    fn drop(&mut self) {
+        if let Some(before) = &self.autogroup {
+            // Nothing to be done about a failure; the group ends with its session.
+            let _ = fs::write(Self::AUTOGROUP, before);
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result};
 use client::{Client, Sample};
 use direct::Direct;
 use disk::Disk;
-use host::{Cores, Usage};
+use host::{Cores, Priority, Usage};
 use report::{Measured, Report};
 use server::{BenchServer, Program};
 use vhost_user::VhostUserClient;
@@ -55,30 +55,28 @@ impl Target {
         Ok(Self { program, client: Box::new(client), server: Some(server) })
     }
 
-    /// What the process that does the I/O has used so far.
-    fn usage(&self) -> Usage {
-        Usage::of(self.server.as_ref().map_or_else(std::process::id, BenchServer::pid))
-    }
-
     fn run(&mut self, workload: &Workload, disk: &Disk, time: Duration) -> Result<(Sample, Usage)> {
-        let program = self.program;
-        let mut run = |time| {
-            client::run(self.client.as_mut(), workload, disk.bytes(), time)
-                .with_context(|| format!("{program}, {}", workload.name))
-        };
-        run(time.mul_f64(WARM_UP))?;
-        let before = self.usage();
-        let sample = client::run(self.client.as_mut(), workload, disk.bytes(), time)
-            .with_context(|| format!("{program}, {}", workload.name))?;
-        Ok((sample, self.usage().since(before)))
+        let what = || format!("{}, {}", self.program, workload.name);
+        let client = self.client.as_mut();
+        client::run(client, workload, disk.bytes(), time.mul_f64(WARM_UP)).with_context(what)?;
+        let before = usage(self.server.as_ref());
+        let sample = client::run(client, workload, disk.bytes(), time).with_context(what)?;
+        Ok((sample, usage(self.server.as_ref()).since(before)))
     }
+}
+
+/// What the process that does the I/O has used so far: the server, or without one this process.
+fn usage(server: Option<&BenchServer>) -> Usage {
+    Usage::of(server.map_or_else(std::process::id, BenchServer::pid))
 }
 
 /// Runs what the options ask for, prints the tables and writes them to the results.
 pub fn main(options: &Options) -> Result<()> {
     let cores = Cores::choose()?;
     host::pin_this_thread(cores.client)?;
-    let mut report = Report::new(options, cores)?;
+    host::stop_in_order();
+    let priority = Priority::raise();
+    let mut report = Report::new(options, cores, &priority)?;
     for kind in &options.disks {
         let disk = Disk::new(*kind, options.disk_bytes)?;
         let mut targets = Vec::new();

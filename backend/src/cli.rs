@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
+use polypath_paths::{FailbackPolicy, NoPathRetry};
 use polypath_selector::Kind;
 
 use crate::disk::ID_BYTES;
@@ -56,6 +57,26 @@ pub struct Options {
     /// How the path for each request is chosen.
     #[arg(long, value_name = "NAME", default_value = Kind::RoundRobin.name(), value_parser = parse_selector)]
     pub selector: Kind,
+
+    /// What is done with requests while no path is usable: fail, queue (for ever), or wait so many seconds and then fail.
+    #[arg(long, value_name = "fail|queue|SECONDS", default_value = "60", value_parser = parse_no_path_retry)]
+    pub no_path_retry: NoPathRetry,
+
+    /// A path that gives no answer for so many milliseconds is taken out; what is on it waits, new I/O goes elsewhere.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    pub path_timeout: u64,
+
+    /// When to go back to a better priority group: manual, immediate, followover, or after so many seconds.
+    #[arg(long, value_name = "POLICY", default_value = "manual", value_parser = parse_failback)]
+    pub failback: FailbackPolicy,
+
+    /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
+    #[arg(long)]
+    pub trust_paths: bool,
+
+    /// Listen for commands on this Unix socket, a line each (dm's messages, status, table, json, add_path, ...).
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 
     /// Go around the host's page cache (O_DIRECT). Off serves one regular file through the cache.
     #[arg(long, value_name = "on|off", default_value = "on")]
@@ -166,6 +187,14 @@ fn parse_serial(text: &str) -> Result<String, String> {
 
 fn parse_selector(text: &str) -> Result<Kind, String> {
     text.parse::<Kind>().map_err(|error| error.to_string())
+}
+
+fn parse_no_path_retry(text: &str) -> Result<NoPathRetry, String> {
+    text.parse().map_err(|error: polypath_paths::BadNoPathRetry| error.to_string())
+}
+
+fn parse_failback(text: &str) -> Result<FailbackPolicy, String> {
+    text.parse().map_err(|error: polypath_paths::BadFailback| error.to_string())
 }
 
 fn parse_group(text: &str) -> Result<u32, String> {

@@ -145,7 +145,8 @@ impl MapState {
         self.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn ring(&self) {
+    /// Asks the control loop to look.
+    pub fn ring(&self) {
         (self.bell)();
     }
 
@@ -192,6 +193,11 @@ impl MapState {
     /// The last path went now, unless that is known already.
     pub(crate) fn note_no_path(&self, now_ns: u64) {
         let _ = self.no_path_since_ns.compare_exchange(0, now_ns.max(1), Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// There is a path: said again by the control loop, in case a worker that failed another one came too late.
+    pub fn note_path_exists(&self) {
+        self.note_path();
     }
 
     /// There is a path.

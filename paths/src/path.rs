@@ -31,6 +31,7 @@ pub struct Path {
     limits: Limits,
     identity: Identity,
     failed: AtomicBool,
+    suspected: AtomicBool,
     gauges: Gauges,
     nr_workers: usize,
     lasting: Arc<Lasting>,
@@ -58,6 +59,7 @@ impl Path {
             limits,
             identity,
             failed: AtomicBool::new(false),
+            suspected: AtomicBool::new(false),
             gauges: Gauges::new(nr_workers),
             nr_workers,
             lasting,
@@ -112,6 +114,16 @@ impl Path {
     /// How often the path has failed since the start; never reset.
     pub fn nr_failures(&self) -> u32 {
         self.lasting.nr_failures.load(Ordering::Relaxed)
+    }
+
+    /// An error here may be the request's own fault: the path is to be probed.
+    pub fn suspect(&self) {
+        self.suspected.store(true, Ordering::Release);
+    }
+
+    /// Whether the path was suspected since the last time this was asked.
+    pub fn take_suspicion(&self) -> bool {
+        self.suspected.swap(false, Ordering::AcqRel)
     }
 
     /// Takes the path out. True for the caller that did it.

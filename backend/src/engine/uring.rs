@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
@@ -30,7 +30,6 @@ pub struct UringEngine {
     kick: Option<OwnedFd>,
     kick_generation: u64,
     kick_armed: bool,
-    epoch: Instant,
 }
 
 impl std::fmt::Debug for UringEngine {
@@ -55,7 +54,6 @@ impl UringEngine {
             kick: None,
             kick_generation: 0,
             kick_armed: false,
-            epoch: Instant::now(),
         })
     }
 
@@ -203,12 +201,16 @@ impl Engine for UringEngine {
         (self.kick, self.kick_armed) = (kick, false);
     }
 
+    fn visit(&self, each: &mut dyn FnMut(&Transfer)) {
+        self.slots.iter().flatten().for_each(|transfer| each(transfer));
+    }
+
     fn nr_in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        crate::clock::now_ns()
     }
 }
 

@@ -17,6 +17,7 @@ mod open;
 mod path;
 mod sysfs;
 mod table;
+pub mod text;
 
 pub use checker::{Checker, CheckerConfig, CheckerVerdict};
 pub use failback::{BadFailback, Failback, FailbackPolicy};

@@ -72,12 +72,9 @@ impl PathSet {
     }
 
     /// The members in ascending order.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.words.iter().enumerate().flat_map(|(index, &word)| {
-            std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
-                .take_while(|&rest| rest != 0)
-                .map(move |rest| index * 64 + lowest(rest))
-        })
+        Members { words: &self.words, next_word: 0, rest: 0 }
     }
 
     /// The first member at or after `from` in the words before `end`.
@@ -92,6 +89,28 @@ impl PathSet {
             mask = u64::MAX;
         }
         None
+    }
+}
+
+struct Members<'a> {
+    words: &'a [u64],
+    next_word: usize,
+    /// Members of the word before `next_word` that are still to come.
+    rest: u64,
+}
+
+impl Iterator for Members<'_> {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        while self.rest == 0 {
+            self.rest = *self.words.get(self.next_word)?;
+            self.next_word += 1;
+        }
+        let path = (self.next_word - 1) * 64 + lowest(self.rest);
+        self.rest &= self.rest - 1;
+        Some(path)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::PathSet;
 /// The next usable path after the last one; a reinstated path comes first, once.
 #[derive(Clone, Debug)]
 pub(crate) struct RoundRobin {
+    nr_paths: usize,
     /// Where the next search begins.
     next: usize,
     /// Reinstated and not chosen since.
@@ -13,19 +14,27 @@ pub(crate) struct RoundRobin {
 
 impl RoundRobin {
     pub(crate) fn new(nr_paths: usize, first: usize) -> Self {
-        Self { next: first % nr_paths.max(1), returned: None }
+        Self { nr_paths, next: first % nr_paths.max(1), returned: None }
     }
 
     #[inline]
     pub(crate) fn select(&mut self, usable: &PathSet) -> Option<usize> {
         if let Some(path) = self.returned.take_if(|path| usable.contains(*path)) {
             // Out of turn: the turn of the others does not move, unless it was this path's anyway.
-            self.next += usize::from(self.next == path);
+            if self.next == path {
+                self.go_past(path);
+            }
             return Some(path);
         }
         let path = usable.next_from(self.next)?;
-        self.next = path + 1;
+        self.go_past(path);
         Some(path)
+    }
+
+    /// Goes round here, so that the search need not: with one path it would in every request.
+    #[inline]
+    fn go_past(&mut self, path: usize) {
+        self.next = if path + 1 < self.nr_paths { path + 1 } else { 0 };
     }
 
     pub(crate) fn fail_path(&mut self, path: usize) {

@@ -45,6 +45,9 @@ fn selector(kind: Kind, nr_paths: usize, worker: usize) -> Selector {
 }
 
 proptest! {
+    // The default wants a `lib.rs` beside the test to keep failing seeds; a failure prints its input, which is enough.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// Some path exactly if one is usable, and never an unusable one; no panic on any load, time or order of calls.
     #[test]
     fn picks_a_usable_path_exactly_if_there_is_one(

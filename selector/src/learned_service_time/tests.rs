@@ -144,3 +144,10 @@ fn what_was_learned_is_inherited() {
     assert_eq!(new.paths[0].time_ns[0], 300_000);
     assert_eq!(new.paths[0].own, 0);
 }
+
+#[test]
+fn a_choice_among_no_paths_leaves_no_trace() {
+    let mut selector = LearnedServiceTime::new(6, 2, 0);
+    assert_eq!(selector.select(&read(0), &PathSet::empty(2), &[PathLoad::default(); 2]), None);
+    assert_eq!(selector.best_ns[0], 0);
+}

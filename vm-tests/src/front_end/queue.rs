@@ -180,6 +180,8 @@ impl Queue {
         (self.next_avail, self.published, self.next_used) = (base, base, base);
         self.mem.store_u16(self.avail.addr + 2, base);
         self.mem.store_u16(self.used.addr + 2, base);
+        // As the device would have left it: it wants to hear of the next one.
+        self.mem.store_u16(self.used.addr + 4 + USED_BYTES * u64::from(self.size), base);
     }
 
     /// Shows the device any available index, also one that no driver would.

@@ -87,7 +87,7 @@ impl Fio {
         write!(
             script,
             " --eta=never --output-format=json --output={report} >{report}.log 2>&1 || \
-             {{ code=$?; cat {report}.log {report}; exit $code; }}; cat {report}"
+             {{ code=$?; cat {report} {report}.log; exit $code; }}; cat {report}"
         )
         .expect("a string takes all");
         script

@@ -1,7 +1,7 @@
 //! A machine that runs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -28,13 +28,15 @@ pub struct Guest {
     agent: Agent,
     /// Which ports have a disk.
     pub(super) ports: Mutex<Vec<bool>>,
+    /// Where the back-ends of the disks may have their logs.
+    logs: Vec<PathBuf>,
     dir: TempDir,
 }
 
 impl Guest {
     pub(super) fn start(
         qemu: Qemu,
-        nr_disks: usize,
+        logs: Vec<PathBuf>,
         command: impl FnOnce(&Path) -> Result<Command>,
     ) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("vm-").tempdir().context("make a directory")?;
@@ -53,7 +55,8 @@ impl Guest {
                 process: Mutex::new(process),
                 qmp: Mutex::new(qmp),
                 agent,
-                ports: Mutex::new((0..nr_disks + NR_SPARE_PORTS).map(|port| port < nr_disks).collect()),
+                ports: Mutex::new((0..logs.len() + NR_SPARE_PORTS).map(|port| port < logs.len()).collect()),
+                logs,
                 dir,
             }),
             Err(e) => {
@@ -104,9 +107,14 @@ impl Guest {
         Ok(())
     }
 
-    /// Adds what the console and QEMU said last.
+    /// Adds what all sides said last.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        error.context(format!("console: {}\nqemu: {}", tail(&self.console()), tail(&self.qemu_log())))
+        let mut said = format!("console: {}\nqemu: {}", tail(&self.console()), tail(&self.qemu_log()));
+        for log in self.logs.iter().filter_map(|log| fs::read_to_string(log).ok()) {
+            said += "\nback-end: ";
+            said += tail(&log);
+        }
+        error.context(said)
     }
 
     /// Waits for the first boot.
@@ -199,7 +207,8 @@ impl Job<'_> {
             .with_context(|| format!("script: {}", self.script))
             .map_err(|e| self.guest.explain(e))?;
         if code != 0 {
-            bail!("exit code {code} of script: {}\n{}", self.script, tail(&output));
+            let failed = anyhow::anyhow!("exit code {code} of script: {}\n{}", self.script, tail(&output));
+            return Err(self.guest.explain(failed));
         }
         Ok(output)
     }

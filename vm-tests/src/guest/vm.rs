@@ -196,7 +196,9 @@ impl Vm {
 
     /// Starts the machine and does not wait for anything: for guests that boot from their disk, or not at all.
     pub fn start(&self) -> Result<Guest> {
-        Guest::start(self.qemu, self.disks.len(), |dir| self.command(dir))
+        // A server that was spawned by a test writes its log beside its socket.
+        let logs = self.disks.iter().map(|disk| disk.socket.with_file_name("server.stderr")).collect();
+        Guest::start(self.qemu, logs, |dir| self.command(dir))
     }
 
     fn command(&self, dir: &Path) -> Result<Command> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use polypath_vm_tests::guest::{Fio, Vm};
 use polypath_vm_tests::server::{Server, wait_until};
 
@@ -99,7 +99,8 @@ fn load_goes_on_over_a_restart_by_sigterm() -> Result<()> {
     ensure!(code == 0, "exit code {code}: {}", server.stderr());
     ensure!(!load.is_done(), "the load was over before the stop: {:?}", load.wait());
     let again = Server::polypath().path(image.path()).num_queues(2).socket(socket).start()?;
-    let result = load.wait()?;
+    let result =
+        load.wait().with_context(|| format!("first: {}\nsecond: {}", server.stderr(), again.stderr()))?;
     ensure!(result.writes >= 2 * 4096, "{result:?}");
     stop(again)
 }

@@ -1,10 +1,12 @@
 //! Rings filled with noise, and indices that run wild or wrap.
 
-use std::time::Duration;
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
 
-use polypath_vm_tests::front_end::queue::{INDIRECT, NEXT, WRITE};
+use polypath_vm_tests::front_end::queue::{INDIRECT, NEXT, WRITE, eventfd};
 use polypath_vm_tests::front_end::request::{header, kind};
 use polypath_vm_tests::front_end::verify::{Plan, Rng, Verifier};
+use polypath_vm_tests::front_end::wire::{poll_in, req};
 use polypath_vm_tests::front_end::{Buf, Desc, Disk, Op};
 use polypath_vm_tests::server::Server;
 
@@ -107,8 +109,11 @@ fn wild_heads_and_indices_harm_no_other_queue() {
     }
     for jump in [33_u16, 1000, 1 << 15, u16::MAX] {
         let mut disk = Disk::at(server.socket()).queues(2).queue_size(32).open().unwrap();
+        let error = eventfd().unwrap();
+        disk.session.set_vring_fd(req::SET_VRING_ERR, 0, &error).unwrap();
         disk.q().queue.put_avail_index(jump);
         disk.q().queue.kick_always();
+        assert!(poll_in(error.as_raw_fd(), Instant::now() + SOON).unwrap(), "index {jump}: nobody is told");
         assert!(disk.queues[1].read(0, 8).unwrap() == filled(0, 8), "index {jump}");
         std::thread::sleep(Duration::from_millis(50));
         let cpu = server.stats().cpu;

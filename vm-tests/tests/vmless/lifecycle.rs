@@ -167,7 +167,7 @@ fn f18_late_reads_after_the_front_end_came_back() {
 #[test]
 fn f19_memory_tables_change_under_load() {
     let image = Image::empty(16 * MIB);
-    let server = Server::any().path(&image.path).num_queues(2).start().unwrap();
+    let server = Server::polypath().path(&image.path).num_queues(2).start().unwrap();
     let mut disk = Disk::at(server.socket()).queues(2).open().unwrap();
     let mut verifiers = Verifier::share(image.sectors(), 2, 19);
     let stop = AtomicBool::new(false);

@@ -140,14 +140,13 @@ fn f28_thousands_outstanding_in_a_storm_of_signals() {
     let pid = server.pid();
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // SIGUSR1 would end a program that does not handle it; these are ignored or harmless by default, and to each
-            // thread by itself, so that system calls are interrupted.
+            // To each thread by itself, so that system calls are interrupted.
             while !stop.load(Ordering::Relaxed) {
                 for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
                     let Some(tid) = task.file_name().to_str().and_then(|tid| tid.parse::<i32>().ok()) else {
                         continue;
                     };
-                    for signal in [libc::SIGWINCH, libc::SIGCHLD, libc::SIGURG] {
+                    for signal in [libc::SIGUSR1, libc::SIGWINCH, libc::SIGCHLD] {
                         // SAFETY: plain numbers; a thread that is gone gives an error only.
                         unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, signal) };
                     }

@@ -159,7 +159,7 @@ fn f42_writeback_is_fixed_without_the_feature() {
 #[test]
 fn f08_a_kick_before_the_enable_is_not_lost() {
     let image = Image::filled(MIB);
-    let server = Server::any().path(&image.path).start().unwrap();
+    let server = Server::polypath().path(&image.path).start().unwrap();
     let mut disk = Disk::at(server.socket()).connect().unwrap();
     let pause = Duration::from_millis(100);
     disk.session.set_up(&disk.queues[0].queue, 0).unwrap();

@@ -31,9 +31,10 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Makes the disk and serves it until a signal says stop.
 pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let bell = Bell::new().context("eventfd")?;
+    let spec = setup::table_spec(&options)?;
     let disk = {
         let bell = bell.clone();
-        Arc::new(setup::make_disk(&options, move || bell.ring())?)
+        Arc::new(setup::make_disk(&options, &spec, move || bell.ring())?)
     };
     UringEngine::probe(u32::from(RING_SIZE_MAX)).context(
         "io_uring is not available (kernel.io_uring_disabled, a seccomp profile, or the memlock limit stand against it)",
@@ -47,10 +48,9 @@ pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let monitor = {
         let bell = bell.clone();
         let bell = Arc::new(move || bell.ring());
-        Monitor::new(Arc::clone(&disk), monitor_options(&options), bell, clock::now_ns())
+        Monitor::new(Arc::clone(&disk), spec, monitor_options(&options), bell, clock::now_ns())
     };
-    let control =
-        Control::new(disk, listener.socket().try_clone()?, signals, monitor, commands, bell)?;
+    let control = Control::new(disk, listener.socket().try_clone()?, signals, monitor, commands, bell)?;
     let control = Arc::new(Mutex::new(control));
     let mut events: EventManager<Arc<Mutex<dyn MutEventSubscriber>>> =
         EventManager::new().map_err(|e| anyhow!("event loop: {e}"))?;

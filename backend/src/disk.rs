@@ -13,8 +13,8 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::setup;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
+use crate::setup;
 
 /// Length of the serial number in bytes.
 pub const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use polypath_paths::failover::Work;
 use polypath_paths::{FailOutcome, Path, Table, TableCell, TableReader};
-use polypath_selector::{Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector};
+use polypath_selector::{
+    Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
+};
 
 use crate::transfer::{Snapshot, Transfer};
 
@@ -223,7 +225,8 @@ impl Dispatcher {
         let group = self.snapshot.group_of(index);
         let first = self.snapshot.first_of(group);
         if let Some(view) = self.groups.get_mut(group) {
-            transfer.ticket = Some(view.selector.start_io(index - first, &request, &self.load.of_group(first)));
+            transfer.ticket =
+                Some(view.selector.start_io(index - first, &request, &self.load.of_group(first)));
         }
         let load = &mut self.load.own[index];
         load.in_flight += 1;

@@ -20,6 +20,7 @@ mod protocol;
 pub mod request;
 pub mod session;
 pub mod setup;
+mod status;
 pub mod transfer;
 pub mod vring;
 pub mod worker;

@@ -6,6 +6,7 @@ use std::path::{Path as StdPath, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use polypath_paths::text::{TableSpec, TableStatus};
 use polypath_paths::{
     Checker, CheckerConfig, CheckerVerdict, FailOutcome, Failback, FailbackPolicy, Group, Identity, Limits,
     OpenOptions, Path, Table,
@@ -15,6 +16,7 @@ use polypath_selector::PathArgs;
 use crate::disk::Disk;
 use crate::dispatch;
 use crate::probe::{self, ProbeResult};
+use crate::status::{self, PathDetails};
 
 /// How the monitor is to work.
 #[derive(Debug, Clone)]
@@ -60,6 +62,8 @@ struct Removing {
 /// The watch over one disk's paths.
 pub struct Monitor {
     disk: Arc<Disk>,
+    /// The table as it was asked for.
+    spec: TableSpec,
     options: MonitorOptions,
     watched: BTreeMap<PathBuf, Watched>,
     adding: BTreeMap<PathBuf, Adding>,
@@ -92,6 +96,7 @@ impl Monitor {
     /// Watches the paths of the disk's table. `bell` makes the control loop call [`Self::tick`].
     pub fn new(
         disk: Arc<Disk>,
+        spec: TableSpec,
         options: MonitorOptions,
         bell: Arc<dyn Fn() + Send + Sync>,
         now_ns: u64,
@@ -117,6 +122,7 @@ impl Monitor {
             seen_epoch: 0,
             group_seen: table.current_group(),
             options,
+            spec,
             disk,
         }
     }
@@ -126,9 +132,18 @@ impl Monitor {
         &self.disk
     }
 
-    /// The times in force.
-    pub fn options(&self) -> &MonitorOptions {
-        &self.options
+    /// What is running.
+    pub fn status(&self, now_ns: u64) -> TableStatus {
+        let table = self.disk.table().load();
+        let details = |name: &StdPath| {
+            let watched = self.watched.get(name)?;
+            Some(PathDetails {
+                last_error: watched.last_error.clone(),
+                failed_by_operator: watched.checker.is_failed_by_operator(),
+                quarantined_until_ns: watched.checker.quarantined_until_ns(now_ns),
+            })
+        };
+        status::of(&self.spec, &table, details, now_ns)
     }
 
     /// Answers that have become ready: the token of the command, and the text.
@@ -219,8 +234,7 @@ impl Monitor {
                 watched.checker.begin(now_ns);
                 let bell = Arc::clone(&self.bell);
                 let reopen = !path.is_active();
-                let begun =
-                    probe::probe(Arc::clone(path), reopen, self.results_in.clone(), move || bell());
+                let begun = probe::probe(Arc::clone(path), reopen, self.results_in.clone(), move || bell());
                 if let Err(error) = begun {
                     log::error!("cannot start a probe: {error}");
                     watched.checker.end(now_ns, path.is_active(), false);
@@ -264,7 +278,8 @@ impl Monitor {
         }
         let name = new.name().to_owned();
         let groups = replaced(table.groups(), &name, &new);
-        let Some(group) = groups.iter().position(|g| g.paths.iter().any(|(p, _)| Arc::ptr_eq(p, &new))) else {
+        let Some(group) = groups.iter().position(|g| g.paths.iter().any(|(p, _)| Arc::ptr_eq(p, &new)))
+        else {
             return;
         };
         let first = groups[group].paths.iter().filter(|(p, _)| p.is_active()).count() == 1;
@@ -335,10 +350,7 @@ impl Monitor {
             let number = |g: Option<usize>| g.map_or_else(|| "none".to_owned(), |g| (g + 1).to_string());
             log::warn!("group switched: from={} to={}", number(self.group_seen), number(group));
             if group.is_none() {
-                log::error!(
-                    "no path: requests are held, no_path_retry={}",
-                    self.disk.map().no_path_retry()
-                );
+                log::error!("no path: requests are held, no_path_retry={}", self.disk.map().no_path_retry());
             }
             self.group_seen = group;
         }

@@ -25,7 +25,7 @@ pub use identity::Identity;
 pub use ledger::{Coverage, Ledger};
 pub use limits::{FileKind, Limits};
 pub use load::Gauges;
-pub use map::{BadNoPathRetry, Held, MapState, NoPathRetry, WithoutPath};
+pub use map::{Held, MapState, WithoutPath};
 pub use open::{OpenError, OpenOptions};
 pub use path::Path;
 pub use table::{FailOutcome, Group, Mismatch, PATHS_MAX, Table, TableCell, TableError, TableReader};

@@ -3,24 +3,13 @@
 //! Workers read it once per batch; it is written when a path or a group changes, which is rare.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+
+use crate::text::NoPathRetry;
 
 /// No group is in use.
 const NO_GROUP: usize = usize::MAX;
-
-/// What is done with requests for which there is no usable path (multipath-tools' `no_path_retry`, in seconds).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoPathRetry {
-    /// They fail at once.
-    Fail,
-    /// They wait for ever.
-    Queue,
-    /// They wait for so long after the last path went; then they fail, and later ones at once until a path returns.
-    Wait(Duration),
-}
 
 /// What to do with one request for which there is no path now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,37 +18,6 @@ pub enum WithoutPath {
     Fail,
     /// Hold it, and look again at this time (in ns) at the latest, if any.
     Hold(Option<u64>),
-}
-
-/// `no_path_retry` was neither `fail`, `queue` nor a number.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("must be fail, queue or a number of seconds")]
-pub struct BadNoPathRetry;
-
-impl FromStr for NoPathRetry {
-    type Err = BadNoPathRetry;
-
-    fn from_str(text: &str) -> Result<Self, BadNoPathRetry> {
-        match text {
-            "fail" => Ok(Self::Fail),
-            "queue" => Ok(Self::Queue),
-            _ => match text.parse::<u32>() {
-                Ok(0) => Ok(Self::Fail),
-                Ok(seconds) => Ok(Self::Wait(Duration::from_secs(u64::from(seconds)))),
-                Err(_) => Err(BadNoPathRetry),
-            },
-        }
-    }
-}
-
-impl fmt::Display for NoPathRetry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fail => f.write_str("fail"),
-            Self::Queue => f.write_str("queue"),
-            Self::Wait(time) => write!(f, "{}", time.as_secs()),
-        }
-    }
 }
 
 /// What one worker holds; a line of its own.
@@ -179,7 +137,7 @@ impl MapState {
         let ns = match policy {
             NoPathRetry::Fail => 0,
             NoPathRetry::Queue => u64::MAX,
-            NoPathRetry::Wait(time) => u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1),
+            NoPathRetry::Seconds(seconds) => u64::from(seconds.get()) * 1_000_000_000,
         };
         self.retry_ns.store(ns, Ordering::Release);
         self.changed();
@@ -334,14 +292,5 @@ mod tests {
         assert_eq!(state.held(), Held { nr_requests: 3, bytes: 30, oldest_ns: 5 });
         state.show_held(1, Held::default());
         assert_eq!(state.held().oldest_ns, 7);
-    }
-
-    #[test]
-    fn policies_are_read_and_printed() {
-        for text in ["fail", "queue", "60"] {
-            assert_eq!(text.parse::<NoPathRetry>().unwrap().to_string(), text);
-        }
-        assert_eq!("0".parse(), Ok(NoPathRetry::Fail));
-        assert_eq!("soon".parse::<NoPathRetry>(), Err(BadNoPathRetry));
     }
 }

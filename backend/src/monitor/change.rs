@@ -4,7 +4,8 @@ use std::path::{Path as StdPath, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
-use polypath_paths::{Checker, Group, NoPathRetry, Path};
+use polypath_paths::text::NoPathRetry;
+use polypath_paths::{Checker, Group, Path};
 use polypath_selector::PathArgs;
 
 use super::{Adding, Monitor, Removing, Watched};

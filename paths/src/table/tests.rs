@@ -1,6 +1,6 @@
 use super::*;
-use crate::map::NoPathRetry;
 use crate::open::OpenOptions;
+use crate::text::NoPathRetry;
 
 const CACHED: OpenOptions = OpenOptions { read_only: false, direct: false };
 

@@ -234,6 +234,8 @@ impl Transfer {
     pub fn work(&self) -> Work {
         match self.operation() {
             Some(Operation::Read { .. } | Operation::GetId) | None => Work::Read,
+            // A write that is all done is in hand again only to be made durable.
+            Some(Operation::Write { .. }) if self.sync_owed && self.is_all_written() => Work::Flush,
             Some(Operation::Write { .. }) => Work::Write,
             Some(Operation::Flush) => Work::Flush,
             Some(Operation::Discard | Operation::WriteZeroes) if self.current_range().is_none() => {

@@ -93,10 +93,16 @@ impl UringEngine {
     }
 
     fn entry(transfer: &mut Transfer) -> squeue::Entry {
-        let fd = Fd(transfer.path().map_or(-1, polypath_paths::Path::raw_fd));
+        let path = transfer.path();
+        let fd = Fd(path.map_or(-1, |path| path.raw_fd()));
+        // A thread of the kernel's own does what could hold up the submission of everything else.
+        let flags = match path.is_some_and(|path| path.limits().may_block) {
+            true => squeue::Flags::ASYNC,
+            false => squeue::Flags::empty(),
+        };
         // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        match transfer.action() {
+        let entry = match transfer.action() {
             Action::Read { iovecs, offset } => {
                 opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
             }
@@ -107,7 +113,8 @@ impl UringEngine {
             Action::Allocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
-        }
+        };
+        entry.flags(flags)
     }
 }
 

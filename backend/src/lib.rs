@@ -20,6 +20,8 @@ mod protocol;
 pub mod request;
 pub mod session;
 pub mod setup;
+#[cfg(test)]
+mod sim;
 mod status;
 pub mod transfer;
 pub mod vring;

@@ -70,6 +70,8 @@ pub enum Rule {
     Args(#[from] ArgError),
     #[error("names no queue that is left over by the earlier paths of its group")]
     QueuesTaken,
+    #[error("needs quotes: the digits of a mask are hexadecimal")]
+    MaskUnquoted,
     #[error("is a weight, which only paths of service-time have")]
     Weight,
     #[error("is a weight beside `args`, which have it as their second word")]
@@ -102,6 +104,15 @@ pub(super) const MESSAGES: [&str; 7] = [
     "reinstate_path",
 ];
 
+/// A text without control characters, for a message on one line.
+pub(super) fn printable(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { result.extend(c.escape_debug()) } else { result.push(c) }
+    }
+    result
+}
+
 /// A word and the rule it breaks, as one sentence.
 pub(super) struct Sentence<'a>(pub &'a str, pub &'a Rule);
 
@@ -112,7 +123,7 @@ impl fmt::Display for Sentence<'_> {
             Rule::Missing { .. } | Rule::GroupsMissing { .. } | Rule::Selector(_) | Rule::Args(_) => {
                 write!(f, "{rule}")
             }
-            _ => write!(f, "`{}` {rule}", word.escape_debug()),
+            _ => write!(f, "`{}` {rule}", printable(word)),
         }
     }
 }

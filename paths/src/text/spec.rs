@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use polypath_selector::{GroupArgs, Kind, PathArgs};
 
-use super::error::Rule;
+use super::error::{Rule, printable};
 use super::words::number_in;
 
 /// Most groups of a table, as in dm.
@@ -43,10 +43,9 @@ impl TableSpec {
     /// A table of one group with these devices, everything else by default.
     pub fn one_group<D: Into<String>>(selector: Kind, devices: impl IntoIterator<Item = D>) -> Self {
         let devices: Vec<String> = devices.into_iter().map(Into::into).collect();
-        let args = |path| PathArgs::for_path(selector, path, devices.len());
-        let paths: Vec<_> = (0..devices.len()).map(args).zip(&devices).collect();
-        let paths =
-            paths.into_iter().map(|(args, device)| PathSpec { device: device.clone(), args }).collect();
+        let nr_paths = devices.len();
+        let path = |(index, device)| PathSpec { device, args: PathArgs::for_path(selector, index, nr_paths) };
+        let paths = devices.into_iter().enumerate().map(path).collect();
         let group = GroupSpec { selector, args: GroupArgs::default(), paths };
         Self { groups: vec![group], initial_group: 1, ..Self::default() }
     }
@@ -188,7 +187,7 @@ impl fmt::Display for NoPathRetry {
 
 /// A word that is no [`NoPathRetry`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is not `fail`, `queue` or a number of seconds up to {}", given.escape_debug(), u32::MAX)]
+#[error("`{}` is not `fail`, `queue` or a number of seconds up to {}", printable(given), u32::MAX)]
 pub struct NotNoPathRetry {
     /// The word as it was given.
     pub given: String,

@@ -8,7 +8,7 @@ use polypath_selector::{ArgError, ArgProblem, GroupArgs, Kind, PathArgs};
 use serde::de::{Deserialize, Deserializer, Unexpected, Visitor};
 
 use super::check::{name_rule, path_without_queue};
-use super::error::{Rule, Sentence};
+use super::error::{Rule, Sentence, printable};
 use super::spec::{
     Features, GROUP_PATHS_MAX, GROUPS_MAX, GroupSpec, LENGTH_SECTORS_MAX, NoPathRetry, PathSpec, QueueMode,
     TableSpec, WORDS_MAX,
@@ -45,7 +45,8 @@ mod print;
 /// args = ["1000", "1"]                # instead of `weight`: all words as in a dm line; default: the selector's own
 /// ```
 ///
-/// No other keys are accepted. Numbers in `selector_args` and `args` may be written with or without quotes.
+/// No other keys are accepted. Numbers in `selector_args` and `args` may be written with or without quotes, except
+/// the hexadecimal mask of io-affinity.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the table's keys")]
 pub struct TableSection {
@@ -94,7 +95,11 @@ struct File {
 
 /// A word of a dm line; a number will do.
 #[derive(Clone, Debug)]
-struct Word(String);
+struct Word {
+    text: String,
+    /// Whether it was a string.
+    quoted: bool,
+}
 
 /// TOML that is no table. Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,7 +135,7 @@ impl TomlError {
     pub fn syntax(source: &str, error: &::toml::de::Error) -> Self {
         let lines: Vec<_> = error.message().lines().map(str::trim).collect();
         let start = error.span().map_or(0, |span| span.start);
-        Self::at(source, start, TomlProblem::Syntax(lines.join(", ")))
+        Self::at(source, start, TomlProblem::Syntax(printable(&lines.join(", "))))
     }
 
     fn at(source: &str, offset: usize, problem: TomlProblem) -> Self {
@@ -244,6 +249,13 @@ fn group(section: &Spanned<GroupSection>) -> Result<GroupSpec, Broken> {
 fn path(selector: Kind, section: &PathSection, index: usize, nr_paths: usize) -> Result<PathSpec, Broken> {
     let device = section.device.get_ref();
     name_rule(device).map_err(|rule| broken(&section.device, rule))?;
+    let mut words = section.args.iter().flat_map(|words| words.get_ref());
+    if selector == Kind::IoAffinity
+        && let Some(number) = words.find(|word| !word.get_ref().quoted)
+    {
+        // `0xff` has become 255 on the way here.
+        return Err(Broken::new(number.span(), &number.get_ref().text, Rule::MaskUnquoted));
+    }
     let mut args = match &section.args {
         Some(words) => PathArgs::parse(selector, &texts(words.get_ref())?)
             .map_err(|error| Broken::new(arg_span(&error, words), "", error))?,
@@ -286,9 +298,9 @@ fn at_most(
 
 fn texts(words: &[Spanned<Word>]) -> Result<Vec<&str>, Broken> {
     let text = |word: &Spanned<Word>| {
-        name_rule(&word.get_ref().0).map_err(|rule| Broken::new(word.span(), &word.get_ref().0, rule))
+        name_rule(&word.get_ref().text).map_err(|rule| Broken::new(word.span(), &word.get_ref().text, rule))
     };
-    words.iter().map(|word| text(word).map(|()| word.get_ref().0.as_str())).collect()
+    words.iter().map(|word| text(word).map(|()| word.get_ref().text.as_str())).collect()
 }
 
 /// Where an argument is that a selector refuses; all of them, if one is missing.
@@ -299,36 +311,40 @@ fn arg_span(error: &ArgError, words: &Spanned<Vec<Spanned<Word>>>) -> Range<usiz
 
 impl<'de> Deserialize<'de> for Word {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Words;
-        impl Visitor<'_> for Words {
-            type Value = Word;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a word or a number")
-            }
-
-            fn visit_str<E>(self, word: &str) -> Result<Word, E> {
-                Ok(Word(word.into()))
-            }
-
-            fn visit_i64<E>(self, number: i64) -> Result<Word, E> {
-                Ok(Word(number.to_string()))
-            }
-
-            fn visit_u64<E>(self, number: u64) -> Result<Word, E> {
-                Ok(Word(number.to_string()))
-            }
-        }
-        deserializer.deserialize_any(Words)
+        deserializer.deserialize_any(WordVisitor { expected: "a word or a number" })
     }
 }
 
 /// As in TOML: a string, or a number without quotes.
 impl<'de> Deserialize<'de> for NoPathRetry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Word(word) = Word::deserialize(deserializer)?;
-        let expected = &"\"fail\", \"queue\" or a number of seconds";
-        word.parse().map_err(|_| serde::de::Error::invalid_value(Unexpected::Str(&word), expected))
+        let expected = "\"fail\", \"queue\" or a number of seconds";
+        let word = deserializer.deserialize_any(WordVisitor { expected })?.text;
+        word.parse().map_err(|_| serde::de::Error::invalid_value(Unexpected::Str(&word), &expected))
+    }
+}
+
+struct WordVisitor {
+    expected: &'static str,
+}
+
+impl Visitor<'_> for WordVisitor {
+    type Value = Word;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E>(self, word: &str) -> Result<Word, E> {
+        Ok(Word { text: word.into(), quoted: true })
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Word, E> {
+        Ok(Word { text: number.to_string(), quoted: false })
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Word, E> {
+        Ok(Word { text: number.to_string(), quoted: false })
     }
 }
 

@@ -215,6 +215,13 @@ mod tests {
     }
 
     #[test]
+    fn other_characters_are_shown_as_they_are() {
+        let word = Word { text: "it's \\ \"é\"\u{7f}".into(), number: 1, column: 1 };
+        let error = TextError::new(&word, Rule::Feature).to_string();
+        assert!(error.starts_with("word 1, column 1: `it's \\ \"é\"\\u{7f}` is not a feature"), "{error}");
+    }
+
+    #[test]
     fn numbers_are_digits_only() {
         let read = |given| number_in::<u16>(given, "a test", 1, 1024).ok();
         assert_eq!((read("1"), read("0001024")), (Some(1), Some(1024)));

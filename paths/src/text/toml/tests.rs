@@ -76,7 +76,7 @@ fn a_section_can_be_part_of_another_file() {
 #[test]
 fn every_error_has_line_column_and_rule() {
     // Before the offending value, the value, what follows; the message.
-    let table: [(&str, &str, &str, &str); 36] = [
+    let table: [(&str, &str, &str, &str); 38] = [
         ("", "", "", "missing field `table`"),
         ("[table]\n", "nonsense", " = 1", "unknown field `nonsense`, expected one of `length_sectors`"),
         ("[table]\n[", "other", "]\nx = 1", "unknown field `other`, expected `table`"),
@@ -96,7 +96,7 @@ fn every_error_has_line_column_and_rule() {
             "[table]\nno_path_retry = ",
             "true",
             "",
-            "invalid type: boolean `true`, expected a word or a number",
+            "invalid type: boolean `true`, expected \"fail\", \"queue\" or a number",
         ),
         ("[table]\ninitial_group = ", "1", "", "`1` is not an initial group: 0 without groups"),
         (
@@ -202,6 +202,13 @@ fn every_error_has_line_column_and_rule() {
             " }]",
             "`1` names no queue that is left over by the earlier paths of its group",
         ),
+        (
+            "[[table.group]]\nselector = 'io-affinity'\n[[table.group.path]]\ndevice = 'a'\nargs = [",
+            "0xff",
+            "]",
+            "`255` needs quotes: the digits of a mask are hexadecimal",
+        ),
+        ("[table]\n", "\"a\\u0007\\n\"", " = 1", "unknown field `a\\u{7}, `"),
         (
             "[table]\nhw_handler = [",
             "1.5",

@@ -1,0 +1,62 @@
+//! Paths and tables made of temporary files.
+
+use std::sync::Arc;
+
+use polypath_paths::text::NoPathRetry;
+use polypath_paths::{Group, MapState, OpenOptions, Path, Table};
+use polypath_selector::{GroupArgs, Kind, PathArgs};
+use proptest::test_runner::Config;
+use tempfile::TempDir;
+
+/// How the paths of a test are opened: through the page cache, which asks for no alignment.
+pub(crate) const CACHED: OpenOptions = OpenOptions { read_only: false, direct: false };
+
+/// Several names of one file.
+#[derive(Debug)]
+pub(crate) struct Links {
+    dir: TempDir,
+}
+
+impl Links {
+    /// A file of zeros with `nr` names.
+    pub(crate) fn new(nr: usize, size_bytes: u64) -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let name = |i: usize| dir.path().join(i.to_string());
+        std::fs::File::create(name(0)).and_then(|file| file.set_len(size_bytes)).expect("file");
+        (1..nr).for_each(|i| std::fs::hard_link(name(0), name(i)).expect("link"));
+        Self { dir }
+    }
+
+    /// Name number `i`.
+    pub(crate) fn name(&self, i: usize) -> std::path::PathBuf {
+        self.dir.path().join(i.to_string())
+    }
+
+    /// Opens the first `nr` names as the paths of one disk.
+    pub(crate) fn table(&self, nr: usize, options: OpenOptions, nr_workers: usize) -> Table {
+        let open = |i| {
+            let path = Path::open(self.name(i), options, nr_workers).expect("path");
+            (Arc::new(path), PathArgs::default())
+        };
+        let group = Group {
+            paths: (0..nr).map(open).collect(),
+            selector: Kind::RoundRobin,
+            args: GroupArgs::default(),
+            bypassed: false,
+        };
+        let map = Arc::new(MapState::new(nr_workers, NoPathRetry::Fail, || {}));
+        Table::new(vec![group], map).expect("table")
+    }
+}
+
+/// A table of `nr` paths to a new file, for one worker.
+pub(crate) fn table(nr: usize, size_bytes: u64) -> (Links, Table) {
+    let links = Links::new(nr, size_bytes);
+    let table = links.table(nr, CACHED, 1);
+    (links, table)
+}
+
+/// For proptest: so many cases, and no file of its own beside the sources.
+pub(crate) fn cases(nr: u32) -> Config {
+    Config { failure_persistence: None, ..Config::with_cases(nr) }
+}

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
+use polypath_paths::FailbackPolicy;
+use polypath_paths::text::NoPathRetry;
 use polypath_selector::Kind;
 
 use crate::disk::ID_BYTES;
@@ -35,6 +37,14 @@ pub struct Options {
     #[arg(long, value_name = "PATH", action = ArgAction::Append)]
     pub blk_file: Vec<PathBuf>,
 
+    /// The paths as a dm table line: "0 LENGTH multipath ...", with priority groups, selectors and their arguments.
+    #[arg(long, value_name = "LINE", conflicts_with_all = ["paths", "blk_file", "table_file"])]
+    pub table: Option<String>,
+
+    /// The same from a TOML file, or a file that holds a dm table line.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["paths", "blk_file"])]
+    pub table_file: Option<PathBuf>,
+
     /// Refuse writes, and open the paths for reading only.
     #[arg(short, long)]
     pub read_only: bool,
@@ -54,8 +64,30 @@ pub struct Options {
     pub serial: Option<String>,
 
     /// How the path for each request is chosen.
-    #[arg(long, value_name = "NAME", default_value = Kind::RoundRobin.name(), value_parser = parse_selector)]
+    #[arg(long, value_name = "NAME", default_value = Kind::RoundRobin.name(), value_parser = parse_selector,
+        conflicts_with_all = ["table", "table_file"])]
     pub selector: Kind,
+
+    /// What is done with requests while no path is usable: fail, queue (for ever), or wait so many seconds and then fail.
+    /// A table that says so itself has its own way. [default: 60]
+    #[arg(long, value_name = "fail|queue|SECONDS", value_parser = parse_no_path_retry)]
+    pub no_path_retry: Option<NoPathRetry>,
+
+    /// A path that gives no answer for so many milliseconds is taken out; what is on it waits, new I/O goes elsewhere.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    pub path_timeout: u64,
+
+    /// When to go back to a better priority group: manual, immediate, followover, or after so many seconds.
+    #[arg(long, value_name = "POLICY", default_value = "manual", value_parser = parse_failback)]
+    pub failback: FailbackPolicy,
+
+    /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
+    #[arg(long)]
+    pub trust_paths: bool,
+
+    /// Listen for commands on this Unix socket, a line each (dm's messages, status, table, json, add_path, ...).
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 
     /// Go around the host's page cache (O_DIRECT). Off serves one regular file through the cache.
     #[arg(long, value_name = "on|off", default_value = "on")]
@@ -166,6 +198,14 @@ fn parse_serial(text: &str) -> Result<String, String> {
 
 fn parse_selector(text: &str) -> Result<Kind, String> {
     text.parse::<Kind>().map_err(|error| error.to_string())
+}
+
+fn parse_no_path_retry(text: &str) -> Result<NoPathRetry, String> {
+    text.parse().map_err(|error: polypath_paths::text::NotNoPathRetry| error.to_string())
+}
+
+fn parse_failback(text: &str) -> Result<FailbackPolicy, String> {
+    text.parse().map_err(|error: polypath_paths::BadFailback| error.to_string())
 }
 
 fn parse_group(text: &str) -> Result<u32, String> {

@@ -1,9 +1,7 @@
 //! The control loop: one thread that accepts front-ends and obeys signals. It never does I/O that can hang.
 
-use std::collections::HashSet;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -11,15 +9,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps as _};
-use polypath_paths::{FileKind, OpenOptions, Path, Table, TableCell};
+use polypath_paths::CheckerConfig;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
-use crate::cli::{Options, Switch};
-use crate::disk::{Disk, DiskOptions, ID_BYTES};
+use crate::cli::Options;
+use crate::clock;
+use crate::command_socket::CommandSocket;
+use crate::disk::Disk;
 use crate::engine::UringEngine;
 use crate::listen::Listener;
+use crate::monitor::{Monitor, MonitorOptions};
 use crate::session;
+use crate::setup;
 use crate::vring::RING_SIZE_MAX;
 
 /// How long a stop waits for requests in flight. A path that gives no answer for so long gives none in time for a
@@ -28,40 +30,73 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Makes the disk and serves it until a signal says stop.
 pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
-    let disk = Arc::new(make_disk(&options)?);
+    let bell = Bell::new().context("eventfd")?;
+    let spec = setup::table_spec(&options)?;
+    let disk = {
+        let bell = bell.clone();
+        Arc::new(setup::make_disk(&options, &spec, move || bell.ring())?)
+    };
     UringEngine::probe(u32::from(RING_SIZE_MAX)).context(
         "io_uring is not available (kernel.io_uring_disabled, a seccomp profile, or the memlock limit stand against it)",
     )?;
     // Signals are watched before the socket exists: from then on, stopping cleans up.
-    let (signals, sender) = UnixStream::pair().context("signals")?;
-    signals.set_nonblocking(true).context("signals")?;
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::low_level::pipe::register(signal, sender.try_clone()?).context("signals")?;
-    }
-    // By default these would end the process without a word.
-    let ignored = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    for signal in [SIGUSR1, SIGUSR2] {
-        signal_hook::flag::register(signal, Arc::clone(&ignored)).context("signals")?;
-    }
+    let signals = watch_signals().context("signals")?;
+    let commands = options.control.as_deref().map(CommandSocket::bind).transpose().context("--control")?;
     let listener = listen(&options)?;
-    log_start(&disk, &listener);
+    log_start(&disk, &listener, &options);
 
-    let control = Arc::new(Mutex::new(Control::new(disk, listener.socket().try_clone()?, signals)?));
+    let monitor = {
+        let bell = bell.clone();
+        let bell = Arc::new(move || bell.ring());
+        Monitor::new(Arc::clone(&disk), spec, monitor_options(&options), bell, clock::now_ns())
+    };
+    let control = Control::new(disk, listener.socket().try_clone()?, signals, monitor, commands, bell)?;
+    let control = Arc::new(Mutex::new(control));
     let mut events: EventManager<Arc<Mutex<dyn MutEventSubscriber>>> =
         EventManager::new().map_err(|e| anyhow!("event loop: {e}"))?;
     events.add_subscriber(Arc::clone(&control) as _);
-    let is_stopped = || control.lock().map_or(true, |control| control.stopped());
-    while !is_stopped() {
-        events.run_with_timeout(1000).map_err(|e| anyhow!("event loop: {e}"))?;
-        if control.lock().is_ok_and(|control| control.is_overdue()) {
+    let mut wait_ms = 0;
+    loop {
+        events.run_with_timeout(wait_ms).map_err(|e| anyhow!("event loop: {e}"))?;
+        let Ok(mut control) = control.lock() else { bail!("the control loop panicked") };
+        if control.stopped() {
+            break;
+        }
+        if control.is_overdue() {
             log::error!("stopped with requests in flight: no path answered within {STOP_WAIT_MAX:?}");
             drop(listener);
             return Ok(ExitCode::FAILURE);
         }
+        wait_ms = control.tick();
     }
     drop(listener);
     log::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+fn watch_signals() -> std::io::Result<UnixStream> {
+    let (signals, sender) = UnixStream::pair()?;
+    signals.set_nonblocking(true)?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
+    }
+    // By default these would end the process without a word.
+    let ignored = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for signal in [SIGUSR1, SIGUSR2] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
+    }
+    Ok(signals)
+}
+
+fn monitor_options(options: &Options) -> MonitorOptions {
+    MonitorOptions {
+        path_timeout: Duration::from_millis(options.path_timeout),
+        failback: options.failback,
+        checker: CheckerConfig { probe_timeout_ms: options.path_timeout, ..CheckerConfig::default() },
+        open: setup::open_options(options),
+        trust_paths: options.trust_paths,
+        nr_workers: usize::from(options.num_queues),
+    }
 }
 
 fn listen(options: &Options) -> anyhow::Result<Listener> {
@@ -77,80 +112,21 @@ fn listen(options: &Options) -> anyhow::Result<Listener> {
     }
 }
 
-fn make_disk(options: &Options) -> anyhow::Result<Disk> {
-    let names = options.all_paths();
-    if names.is_empty() {
-        bail!("--path PATH is needed at least once");
+fn log_start(disk: &Disk, listener: &Listener, options: &Options) {
+    if options.trust_paths {
+        log::warn!("paths are trusted without proof: a path to another disk will be written to");
     }
-    let mut seen = HashSet::new();
-    if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
-        bail!("--path {}: given twice", twice.display());
-    }
-    let direct = options.direct == Switch::On;
-    if !direct && names.len() > 1 {
-        bail!(
-            "--direct off: two page caches over one disk cannot be kept the same, so it is for a single path"
-        );
-    }
-    let open = OpenOptions { read_only: options.read_only, direct };
-    let paths =
-        names.iter().map(|name| open_path(name, open, options.num_queues)).collect::<Result<_, _>>()?;
-    let table = Table::new(paths).context("--path")?;
-    if !direct && table.limits().kind != FileKind::Regular {
-        bail!("--direct off: only a regular file is served through the page cache");
-    }
-    warn_of_same_names(&names);
-    let serial = match &options.serial {
-        Some(serial) => serial.clone(),
-        None => table.paths()[0].identity().serial(),
-    };
-    let mut id = [0; ID_BYTES];
-    for (to, from) in id.iter_mut().zip(serial.bytes()) {
-        *to = from;
-    }
-    let disk_options = DiskOptions {
-        nr_queues: options.num_queues,
-        queue_size: options.queue_size,
-        id,
-        selector: options.selector,
-    };
-    Ok(Disk::new(TableCell::new(table), disk_options))
-}
-
-fn open_path(name: &std::path::Path, open: OpenOptions, nr_queues: u16) -> anyhow::Result<Arc<Path>> {
-    let path = Path::open(name.to_owned(), open, usize::from(nr_queues));
-    path.map(Arc::new).with_context(|| format!("--path {}", name.display()))
-}
-
-/// Two names of one directory entry are two ways to the same way.
-fn warn_of_same_names(names: &[PathBuf]) {
-    let mut seen: Vec<(PathBuf, &PathBuf)> = Vec::new();
-    for name in names {
-        let Ok(real) = name.canonicalize() else { continue };
-        match seen.iter().find(|(other, _)| *other == real) {
-            Some((_, first)) => {
-                log::warn!(
-                    "no redundancy: {} and {} are the same file name",
-                    first.display(),
-                    name.display()
-                );
-            }
-            None => seen.push((real, name)),
-        }
-    }
-}
-
-fn log_start(disk: &Disk, listener: &Listener) {
     let table = disk.table().load();
-    for path in table.paths() {
-        log::info!("path: path={} identity={}", path.name().display(), path.identity());
+    for (index, path) in table.paths().iter().enumerate() {
+        let group = table.group_of(index) + 1;
+        log::info!("path: path={} group={group} identity={}", path.name().display(), path.identity());
     }
     log::info!(
         "disk: size_bytes={} block_bytes={} paths={} selector={} queues={} read_only={} serial={}",
         disk.limits().size_bytes,
         disk.limits().block_bytes,
         table.paths().len(),
-        disk.selector(),
+        table.groups().first().map(|g| g.selector).unwrap_or_default(),
         disk.nr_queues(),
         disk.limits().read_only,
         String::from_utf8_lossy(disk.id()).trim_end_matches('\0'),
@@ -162,6 +138,31 @@ fn log_start(disk: &Disk, listener: &Listener) {
 const LISTENER: u32 = 0;
 const SIGNALS: u32 = 1;
 const ENDED: u32 = 2;
+const BELL: u32 = 3;
+const COMMANDS: u32 = 4;
+/// Clients of the command socket have the numbers from here on.
+const CLIENTS: u32 = 1 << 16;
+
+/// Longest wait of the loop.
+const WAIT_MS_MAX: u64 = 1000;
+
+/// An eventfd that makes the loop look.
+#[derive(Debug, Clone)]
+struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+}
 
 struct Control {
     disk: Arc<Disk>,
@@ -173,6 +174,9 @@ struct Control {
     /// A front-end that came while the one before it was still being cleaned up after.
     next: Option<UnixStream>,
     stopping_since: Option<Instant>,
+    monitor: Monitor,
+    commands: Option<CommandSocket>,
+    bell: Bell,
 }
 
 struct RunningSession {
@@ -182,10 +186,39 @@ struct RunningSession {
 }
 
 impl Control {
-    fn new(disk: Arc<Disk>, listener: UnixListener, signals: UnixStream) -> anyhow::Result<Self> {
+    fn new(
+        disk: Arc<Disk>,
+        listener: UnixListener,
+        signals: UnixStream,
+        monitor: Monitor,
+        commands: Option<CommandSocket>,
+        bell: Bell,
+    ) -> anyhow::Result<Self> {
         listener.set_nonblocking(true)?;
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { disk, listener, signals, ended, session: None, next: None, stopping_since: None })
+        Ok(Self {
+            disk,
+            listener,
+            signals,
+            ended,
+            session: None,
+            next: None,
+            stopping_since: None,
+            monitor,
+            commands,
+            bell,
+        })
+    }
+
+    /// Does what the monitor has to do. Gives how long the loop may sleep, in ms (rounded up, so that it is not early).
+    fn tick(&mut self) -> i32 {
+        let now_ns = clock::now_ns();
+        let next_ns = self.monitor.tick(now_ns);
+        if let Some(commands) = &mut self.commands {
+            commands.answer(self.monitor.take_answers());
+        }
+        let wait_ms = next_ns.saturating_sub(clock::now_ns()).div_ceil(1_000_000).min(WAIT_MS_MAX);
+        i32::try_from(wait_ms).unwrap_or(0)
     }
 
     fn stopped(&self) -> bool {
@@ -278,22 +311,44 @@ fn has_hung_up(stream: &UnixStream) -> bool {
 }
 
 impl MutEventSubscriber for Control {
-    fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             LISTENER => self.accept(),
             SIGNALS => self.stop(),
             ENDED => self.session_ended(),
+            // What it rings for is done by the tick that follows every event.
+            BELL => self.bell.silence(),
+            COMMANDS => {
+                if let Some(commands) = &mut self.commands {
+                    for (fd, client) in commands.accept() {
+                        let watched = Events::with_data_raw(fd, CLIENTS + client, EventSet::IN);
+                        if let Err(error) = ops.add(watched) {
+                            log::error!("event loop: {error}");
+                        }
+                    }
+                }
+            }
+            client if client >= CLIENTS => {
+                if let Some(commands) = &mut self.commands
+                    && let Some(fd) = commands.read(client - CLIENTS, &mut self.monitor, clock::now_ns())
+                {
+                    let _ = ops.remove(Events::empty_raw(fd));
+                    commands.close(client - CLIENTS);
+                }
+            }
             _ => {}
         }
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let watched: [(RawFd, u32); 3] = [
+        let watched: [(RawFd, u32); 4] = [
             (self.listener.as_raw_fd(), LISTENER),
             (self.signals.as_raw_fd(), SIGNALS),
             (self.ended.as_raw_fd(), ENDED),
+            (self.bell.0.as_raw_fd(), BELL),
         ];
-        for (fd, tag) in watched {
+        let commands = self.commands.as_ref().map(|c| (c.listener().as_raw_fd(), COMMANDS));
+        for (fd, tag) in watched.into_iter().chain(commands) {
             if let Err(error) = ops.add(Events::with_data_raw(fd, tag, EventSet::IN)) {
                 log::error!("event loop: {error}");
             }

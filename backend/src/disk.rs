@@ -1,9 +1,10 @@
 //! The disk as the guest sees it: features, config space, limits, serial number.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use polypath_paths::TableCell;
-use polypath_selector::Kind;
+use polypath_paths::{MapState, TableCell};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -13,6 +14,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
+use crate::setup;
 
 /// Length of the serial number in bytes.
 pub const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
@@ -41,10 +43,37 @@ pub struct DiskOptions {
     pub nr_queues: u16,
     /// Ring size that the limits are made for.
     pub queue_size: u16,
-    /// Serial number, zero-filled.
-    pub id: [u8; ID_BYTES],
-    /// Which selector chooses the path.
-    pub selector: Kind,
+    /// Serial number, zero-filled; None: made from the identity of the paths.
+    pub id: Option<[u8; ID_BYTES]>,
+}
+
+/// The eventfds of the workers that run. Only the control plane rings them.
+#[derive(Debug, Default)]
+pub struct Wakers(Mutex<Vec<(usize, OwnedFd)>>);
+
+impl Wakers {
+    /// The worker of this queue runs and is woken by `wake`.
+    pub fn add(&self, queue: usize, wake: OwnedFd) {
+        if let Ok(mut all) = self.0.lock() {
+            all.push((queue, wake));
+        }
+    }
+
+    /// It has ended.
+    pub fn remove(&self, queue: usize) {
+        if let Ok(mut all) = self.0.lock() {
+            all.retain(|(q, _)| *q != queue);
+        }
+    }
+
+    /// Wakes every worker.
+    pub fn wake_all(&self) {
+        if let Ok(all) = self.0.lock() {
+            for (_, wake) in all.iter() {
+                let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
 }
 
 /// One virtio-blk disk over the paths of a table.
@@ -52,6 +81,9 @@ pub struct DiskOptions {
 pub struct Disk {
     options: DiskOptions,
     table: TableCell,
+    map: Arc<MapState>,
+    wakers: Wakers,
+    id: [u8; ID_BYTES],
     limits: DiskLimits,
     topology: Topology,
     /// The guest's choice by CONFIG_WCE; true is write-back.
@@ -91,7 +123,17 @@ impl Disk {
             .unwrap_or(1)
             .max(1),
         };
-        Self { options, table, limits: disk_limits, topology, writeback: AtomicBool::new(true) }
+        let id = options.id.unwrap_or_else(|| setup::zero_filled(&paths.paths()[0].identity().serial()));
+        Self {
+            options,
+            id,
+            map: Arc::clone(paths.map()),
+            table,
+            wakers: Wakers::default(),
+            limits: disk_limits,
+            topology,
+            writeback: AtomicBool::new(true),
+        }
     }
 
     /// Where the paths are published.
@@ -104,14 +146,19 @@ impl Disk {
         &self.limits
     }
 
-    /// Which selector chooses the path.
-    pub fn selector(&self) -> Kind {
-        self.options.selector
+    /// The state of the paths that outlives their tables.
+    pub fn map(&self) -> &Arc<MapState> {
+        &self.map
+    }
+
+    /// The workers that run, to be woken.
+    pub fn wakers(&self) -> &Wakers {
+        &self.wakers
     }
 
     /// The serial number.
     pub fn id(&self) -> &[u8; ID_BYTES] {
-        &self.options.id
+        &self.id
     }
 
     /// Virtqueues offered.

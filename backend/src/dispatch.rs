@@ -4,10 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use polypath_paths::failover::Work;
-use polypath_paths::{FailOutcome, Table, TableCell, TableReader};
+use polypath_paths::{FailOutcome, Path, Table, TableCell, TableReader};
 use polypath_selector::{
-    Direction, GroupArgs, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
-    Ticket,
+    Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
 };
 
 use crate::transfer::{Snapshot, Transfer};
@@ -17,21 +16,47 @@ use crate::transfer::{Snapshot, Transfer};
 pub struct Dispatcher {
     reader: TableReader,
     snapshot: Snapshot,
-    selector: Selector,
-    usable: PathSet,
+    /// The state of the map that this view was made at.
+    epoch: u64,
+    groups: Vec<GroupView>,
+    current: Option<usize>,
     load: Loads,
+    /// Paths of older tables that still have I/O of this worker in flight.
+    retired: Vec<(Arc<Path>, PathLoad)>,
     worker: usize,
-    /// Whether the selector looks at loads at all.
+    /// Whether any selector looks at loads.
     weighs_load: bool,
 }
 
 #[derive(Debug)]
+struct GroupView {
+    selector: Selector,
+    usable: PathSet,
+}
+
+/// Loads of all paths of the table, by index in it.
+#[derive(Debug, Default)]
 struct Loads {
     own: Vec<PathLoad>,
     others: Vec<PathLoad>,
 }
 
-impl Load for Loads {
+/// The part of a group, by index in the group.
+struct GroupLoad<'a> {
+    own: &'a [PathLoad],
+    others: &'a [PathLoad],
+}
+
+impl Loads {
+    fn of_group(&self, first: usize) -> GroupLoad<'_> {
+        GroupLoad {
+            own: self.own.get(first..).unwrap_or_default(),
+            others: self.others.get(first..).unwrap_or_default(),
+        }
+    }
+}
+
+impl Load for GroupLoad<'_> {
     fn in_flight(&self, path: usize) -> u32 {
         self.own[path].in_flight.saturating_add(self.others[path].in_flight)
     }
@@ -41,48 +66,108 @@ impl Load for Loads {
     }
 }
 
+/// Whether the selectors of this table can be made: found out before a table is published.
+pub fn check_selectors(table: &Table) -> Result<(), NewError> {
+    make_groups(table, 0).map(drop)
+}
+
+fn make_groups(table: &Table, worker: usize) -> Result<Vec<GroupView>, NewError> {
+    let view = |group: &polypath_paths::Group| {
+        let args: Vec<PathArgs> = group.paths.iter().map(|(_, args)| args.clone()).collect();
+        Ok(GroupView {
+            selector: Selector::new(group.selector, &group.args, &args, worker)?,
+            usable: PathSet::full(args.len()),
+        })
+    };
+    table.groups().iter().map(view).collect()
+}
+
+fn weighs_load(table: &Table) -> bool {
+    table.groups().iter().any(|g| !matches!(g.selector, Kind::RoundRobin | Kind::IoAffinity))
+}
+
 impl Dispatcher {
     /// For the worker with this index.
-    pub fn new(cell: &TableCell, kind: Kind, worker: usize) -> Result<Self, NewError> {
+    pub fn new(cell: &TableCell, worker: usize) -> Result<Self, NewError> {
         let mut reader = cell.reader();
         let table = Arc::clone(reader.load());
-        let nr_paths = table.paths().len();
-        let args: Vec<_> = (0..nr_paths).map(|path| PathArgs::for_path(kind, path, nr_paths)).collect();
-        let none = vec![PathLoad::default(); nr_paths];
+        let none = vec![PathLoad::default(); table.paths().len()];
         Ok(Self {
             reader,
-            selector: Selector::new(kind, &GroupArgs::default(), &args, worker)?,
-            usable: PathSet::full(nr_paths),
+            epoch: 0,
+            groups: make_groups(&table, worker)?,
+            current: None,
             load: Loads { own: none.clone(), others: none },
-            snapshot: Rc::new(table),
+            retired: Vec::new(),
             worker,
-            weighs_load: !matches!(kind, Kind::RoundRobin | Kind::IoAffinity),
+            weighs_load: weighs_load(&table),
+            snapshot: Rc::new(table),
         })
     }
 
     /// Once per batch: takes a snapshot of the table, and looks what the other workers (the first `nr_workers`) hold.
     pub fn begin_batch(&mut self, nr_workers: usize) {
-        let current = self.reader.load();
-        if !Arc::ptr_eq(current, &self.snapshot) {
-            self.snapshot = Rc::new(Arc::clone(current));
+        // Everything that could be seen to have changed has changed this number.
+        if self.snapshot.map().epoch() != self.epoch {
+            self.refresh();
+        }
+        if self.weighs_load && nr_workers > 1 {
+            for (others, path) in self.load.others.iter_mut().zip(self.snapshot.paths()) {
+                *others = path.gauges().sum_of_others(self.worker, nr_workers);
+            }
+        }
+    }
+
+    /// Looks at the table, the groups and the health of the paths anew.
+    fn refresh(&mut self) {
+        self.epoch = self.snapshot.map().epoch();
+        let table = Arc::clone(self.reader.load());
+        if !Arc::ptr_eq(&table, &self.snapshot) {
+            self.take_over(table);
         }
         for (index, path) in self.snapshot.paths().iter().enumerate() {
-            // Another worker may have taken a path out.
-            match (path.is_active(), self.usable.contains(index)) {
+            let group = self.snapshot.group_of(index);
+            let local = index - self.snapshot.first_of(group);
+            let Some(view) = self.groups.get_mut(group) else { continue };
+            match (path.is_active(), view.usable.contains(local)) {
                 (false, true) => {
-                    self.usable.remove(index);
-                    self.selector.fail_path(index);
+                    view.usable.remove(local);
+                    view.selector.fail_path(local);
                 }
                 (true, false) => {
-                    self.usable.insert(index);
-                    self.selector.reinstate_path(index);
+                    view.usable.insert(local);
+                    view.selector.reinstate_path(local);
                 }
                 _ => {}
             }
-            if self.weighs_load && nr_workers > 1 {
-                self.load.others[index] = path.gauges().sum_of_others(self.worker, nr_workers);
+        }
+        self.current = self.snapshot.current_group();
+    }
+
+    /// Puts a new table in place: loads go on where the path is the same, learned times where its name is.
+    fn take_over(&mut self, table: Arc<Table>) {
+        // Such a table is not published (check_selectors).
+        let Ok(mut groups) = make_groups(&table, self.worker) else { return };
+        let mut own = vec![PathLoad::default(); table.paths().len()];
+        for (old_index, path) in self.snapshot.paths().iter().enumerate() {
+            let load = self.load.own[old_index];
+            match table.paths().iter().position(|p| Arc::ptr_eq(p, path)) {
+                Some(index) => own[index] = load,
+                None if load.in_flight != 0 => self.retired.push((Arc::clone(path), load)),
+                None => {}
+            }
+            let old_group = self.snapshot.group_of(old_index);
+            let old_local = old_index - self.snapshot.first_of(old_group);
+            let heir = table.paths().iter().position(|p| p.name() == path.name());
+            if let (Some(heir), Some(old)) = (heir, self.groups.get(old_group)) {
+                let group = table.group_of(heir);
+                groups[group].selector.inherit(heir - table.first_of(group), &old.selector, old_local);
             }
         }
+        self.load = Loads { others: vec![PathLoad::default(); own.len()], own };
+        self.groups = groups;
+        self.weighs_load = weighs_load(&table);
+        self.snapshot = Rc::new(table);
     }
 
     /// The snapshot of this batch.
@@ -90,16 +175,31 @@ impl Dispatcher {
         &self.snapshot
     }
 
-    /// Chooses a path for what the transfer has left to do. None if every usable path has failed it.
+    /// Chooses a path for what the transfer has left to do, as an index in the snapshot's table. None if no path is
+    /// active, or every active one has refused it.
     pub fn choose(&mut self, transfer: &Transfer, now_ns: u64) -> Option<usize> {
         let request = self.request(transfer, now_ns);
         let tried = transfer.tried();
         if tried == 0 {
-            return self.selector.select(&request, &self.usable, &self.load);
+            return self.choose_in(self.current?, &request, 0);
         }
-        let mut usable = self.usable.clone();
-        (0..64).filter(|path| tried & 1 << path != 0).for_each(|path| usable.remove(path));
-        self.selector.select(&request, &usable, &self.load)
+        let others = (0..self.groups.len()).filter(|g| Some(*g) != self.current);
+        let groups: Vec<usize> = self.current.into_iter().chain(others).collect();
+        groups.into_iter().find_map(|group| self.choose_in(group, &request, tried))
+    }
+
+    fn choose_in(&mut self, group: usize, request: &Request, tried: u64) -> Option<usize> {
+        let first = self.snapshot.first_of(group);
+        let view = self.groups.get_mut(group)?;
+        let load = self.load.of_group(first);
+        let local = if tried == 0 {
+            view.selector.select(request, &view.usable, &load)
+        } else {
+            let mut usable = view.usable.clone();
+            (0..usable.nr_paths()).filter(|l| tried >> (first + l) & 1 == 1).for_each(|l| usable.remove(l));
+            view.selector.select(request, &usable, &load)
+        };
+        local.map(|local| first + local)
     }
 
     fn request(&self, transfer: &Transfer, now_ns: u64) -> Request {
@@ -113,57 +213,111 @@ impl Dispatcher {
 
     /// The transfer's next step goes out on its path.
     pub fn start_io(&mut self, transfer: &mut Transfer, now_ns: u64) {
-        let (path, bytes) = (transfer.path_index(), transfer.nr_bytes());
+        let bytes = transfer.nr_bytes();
         let request = self.request(transfer, now_ns);
-        let ticket = self.selector.start_io(path, &request, &self.load);
-        let load = &mut self.load.own[path];
+        transfer.sent_ns = now_ns;
+        transfer.sent_bytes = bytes;
+        let Some(index) = self.index_of(transfer) else {
+            // A step of a transfer that began under an older table and stays on its path.
+            self.retire(transfer, bytes, now_ns);
+            return;
+        };
+        let group = self.snapshot.group_of(index);
+        let first = self.snapshot.first_of(group);
+        if let Some(view) = self.groups.get_mut(group) {
+            transfer.ticket =
+                Some(view.selector.start_io(index - first, &request, &self.load.of_group(first)));
+        }
+        let load = &mut self.load.own[index];
         load.in_flight += 1;
         load.bytes += bytes;
-        self.show(path);
-        transfer.ticket = Some((ticket, bytes));
+        let path = &self.snapshot.paths()[index];
+        if load.in_flight == 1 {
+            path.gauges().note_progress(self.worker, now_ns);
+        }
+        path.gauges().show(self.worker, *load);
     }
 
-    /// It has come back.
-    pub fn end_io(&mut self, transfer: &mut Transfer) -> Option<Ticket> {
-        let (ticket, bytes) = transfer.ticket.take()?;
-        let path = transfer.path_index();
-        let load = &mut self.load.own[path];
-        load.in_flight = load.in_flight.saturating_sub(1);
-        load.bytes = load.bytes.saturating_sub(bytes);
-        self.show(path);
-        Some(ticket)
+    fn retire(&mut self, transfer: &Transfer, bytes: u64, now_ns: u64) {
+        let Some(path) = transfer.path_arc() else { return };
+        let known = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path));
+        let index = known.unwrap_or_else(|| {
+            self.retired.push((Arc::clone(path), PathLoad::default()));
+            self.retired.len() - 1
+        });
+        let (path, load) = &mut self.retired[index];
+        load.in_flight += 1;
+        load.bytes += bytes;
+        path.gauges().note_progress(self.worker, now_ns);
+        path.gauges().show(self.worker, *load);
     }
 
-    /// What the selector is to learn from it.
-    pub fn learn(&mut self, ticket: Ticket, now_ns: u64, outcome: Outcome) {
-        self.selector.end_io(ticket, now_ns, outcome);
-    }
-
-    fn show(&self, path: usize) {
-        if self.weighs_load
-            && let Some(shared) = self.snapshot.paths().get(path)
+    /// It has come back. `outcome` is what the selector learns from it.
+    pub fn end_io(&mut self, transfer: &mut Transfer, now_ns: u64, outcome: Outcome) {
+        let bytes = transfer.sent_bytes;
+        let less = |load: &mut PathLoad| {
+            load.in_flight = load.in_flight.saturating_sub(1);
+            load.bytes = load.bytes.saturating_sub(bytes);
+        };
+        let ticket = transfer.ticket.take();
+        if let Some(index) = self.index_of(transfer) {
+            let load = &mut self.load.own[index];
+            less(load);
+            let path = &self.snapshot.paths()[index];
+            path.gauges().note_progress(self.worker, now_ns);
+            path.gauges().show(self.worker, *load);
+            let group = self.snapshot.group_of(index);
+            // A ticket names its path by the index that it had; only the table that gave it knows it.
+            let same_table = transfer.is_of(&self.snapshot);
+            if let (Some(ticket), true, Some(view)) = (ticket, same_table, self.groups.get_mut(group)) {
+                view.selector.end_io(ticket, now_ns, outcome);
+            }
+        } else if let Some(path) = transfer.path_arc()
+            && let Some(at) = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path))
         {
-            shared.gauges().show(self.worker, self.load.own[path]);
+            let (path, load) = &mut self.retired[at];
+            less(load);
+            path.gauges().note_progress(self.worker, now_ns);
+            path.gauges().show(self.worker, *load);
+            if load.in_flight == 0 {
+                self.retired.swap_remove(at);
+            }
         }
     }
 
-    /// Takes a path out after a path error, and says so once.
-    pub fn fail_path(&mut self, table: &Table, index: usize, errno: i32) {
-        let Some(path) = table.paths().get(index) else { return };
-        let name = path.name().display();
-        let errno = nix::errno::Errno::from_raw(errno);
-        match table.fail_path(index) {
-            FailOutcome::Failed { nr_active } => {
-                log::warn!("path failed: path={name} errno={errno:?} active={nr_active}");
-            }
-            FailOutcome::Last if path.note_error() => {
-                log::warn!("path error: path={name} errno={errno:?} active=1, the last path stays in use");
-            }
-            FailOutcome::Last | FailOutcome::Already => {}
+    /// Index in the current table of the path that a transfer is on.
+    fn index_of(&self, transfer: &Transfer) -> Option<usize> {
+        if transfer.is_of(&self.snapshot) {
+            return Some(transfer.path_index());
         }
-        if !path.is_active() && self.usable.contains(index) {
-            self.usable.remove(index);
-            self.selector.fail_path(index);
+        let path = transfer.path_arc()?;
+        self.snapshot.paths().iter().position(|p| Arc::ptr_eq(p, path))
+    }
+
+    /// Takes the path that a transfer was on out after a path error, and says so once.
+    pub fn fail_path(&mut self, transfer: &Transfer, errno: i32, now_ns: u64) {
+        let Some(table) = transfer.table() else { return };
+        let index = transfer.path_index();
+        if let FailOutcome::Failed { nr_active } = table.fail_path(index, now_ns)
+            && let Some(path) = table.paths().get(index)
+        {
+            log::warn!(
+                "path failed: path={} group={} errno={:?} active={nr_active}",
+                path.name().display(),
+                table.group_of(index) + 1,
+                nix::errno::Errno::from_raw(errno),
+            );
         }
+        self.refresh();
+    }
+
+    /// Whether some path of the current table is active.
+    pub fn has_active_path(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Whether some path of the current table is not active.
+    pub fn has_failed_path(&self) -> bool {
+        self.snapshot.paths().iter().any(|p| !p.is_active())
     }
 }

@@ -5,6 +5,8 @@
 //! the answer comes back the same way. [`control`] accepts front-ends, [`session`] speaks vhost-user with one of them.
 
 pub mod cli;
+pub mod clock;
+mod command_socket;
 pub mod control;
 pub mod disk;
 pub mod dispatch;
@@ -12,11 +14,15 @@ pub mod engine;
 pub mod gather;
 pub mod listen;
 pub mod memory;
+pub mod monitor;
+mod probe;
 mod protocol;
 pub mod request;
 pub mod session;
+pub mod setup;
 #[cfg(test)]
 mod sim;
+mod status;
 pub mod transfer;
 pub mod vring;
 pub mod worker;

@@ -23,6 +23,19 @@ pub enum MemoryError {
     /// mmap said no, or the file is shorter than the region.
     #[error("cannot map a region: {0}")]
     Map(#[from] vm_memory::mmap::MmapRegionError),
+    /// Touching what lies beyond the file's end would end the process (SIGBUS).
+    #[error("a region of {size_bytes} bytes from {offset} on is longer than its file of {file_bytes}")]
+    Short {
+        /// Length of the region.
+        size_bytes: u64,
+        /// Where it begins in the file.
+        offset: u64,
+        /// Length of the file.
+        file_bytes: u64,
+    },
+    /// The file cannot be asked for its length.
+    #[error("a region's file: {0}")]
+    File(#[from] std::io::Error),
     /// The region's end is beyond the address space.
     #[error("a region wraps around the address space")]
     Wraps,
@@ -116,6 +129,11 @@ fn map_region(at: RegionAddress, file: FileOffset) -> Result<Region, MemoryError
     if at.user.checked_add(at.size_bytes).is_none() {
         return Err(MemoryError::Wraps);
     }
+    let (meta, offset) = (file.file().metadata()?, file.start());
+    // A device (DAX) has no length to compare.
+    if meta.is_file() && offset.checked_add(at.size_bytes).is_none_or(|end| end > meta.len()) {
+        return Err(MemoryError::Short { size_bytes: at.size_bytes, offset, file_bytes: meta.len() });
+    }
     let mapping = MmapRegionBuilder::<()>::new(size)
         .with_file_offset(file)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
@@ -203,7 +221,7 @@ mod tests {
     fn f45_bad_regions_are_refused() {
         let at = |guest| RegionAddress { guest, user: 0, size_bytes: 0x2000 };
         let short = Memory::new([(at(0), FileOffset::new(file(0x1000), 0))]);
-        assert!(matches!(short, Err(MemoryError::Map(_))));
+        assert!(matches!(short, Err(MemoryError::Short { .. })));
         let overlap =
             [(at(0), FileOffset::new(file(0x2000), 0)), (at(0x1000), FileOffset::new(file(0x2000), 0))];
         assert!(matches!(Memory::new(overlap), Err(MemoryError::Regions(_))));

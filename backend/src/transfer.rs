@@ -3,6 +3,7 @@
 //! A transfer owns its buffers' map, its path's table and its bounce buffer, so nothing of it can go away while the
 //! kernel works on it. Retrying keeps what was built. What comes next after each answer is decided here, without I/O.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -99,7 +100,8 @@ pub struct Transfer {
     zeroing: Option<Zeroing>,
     /// Paths that a flush has still to visit, as bits; whether one was visited.
     to_flush: u64,
-    flushed_any: bool,
+    /// Whether some path at least has still to be flushed.
+    flush_owed: bool,
     coverage: Coverage,
     /// Whether the guest expects what was written to be durable at completion. An fdatasync of our own follows then:
     /// RWF_DSYNC is passed over without a word by some files (FUSE with direct I/O).
@@ -110,8 +112,20 @@ pub struct Transfer {
     nr_interrupted: u32,
     /// Index of the worker, for the ledgers.
     worker: usize,
-    /// What the selector gave for the step that is under way, and the step's bytes.
-    pub ticket: Option<(Ticket, u64)>,
+    /// What the selector gave for the step that is under way.
+    pub ticket: Option<Ticket>,
+    /// When that step was sent, in ns, and its bytes.
+    pub sent_ns: u64,
+    /// See `sent_ns`.
+    pub sent_bytes: u64,
+    /// When the request met its first path error, in ns; 0: none.
+    pub troubled_since_ns: u64,
+    /// Since when it is held, in ns; 0: it is not.
+    pub held_since_ns: u64,
+    /// The name under which its bytes are guarded against later writes.
+    pub trouble: Cell<Option<u64>>,
+    /// How often every path has refused it.
+    pub nr_rounds: u32,
 }
 
 /// Waiting grows from 1 ms and is bounded: 1, 2, 4, ... 256 ms.
@@ -140,7 +154,9 @@ impl Transfer {
         (self.len, self.done, self.first) = (0, 0, 0);
         (self.range, self.range_done, self.zeroing) = (0, 0, None);
         (self.tried, self.nr_busy, self.nr_interrupted) = (0, 0, 0);
-        (self.to_flush, self.flushed_any) = (0, false);
+        (self.troubled_since_ns, self.held_since_ns, self.nr_rounds) = (0, 0, 0);
+        debug_assert!(self.trouble.get().is_none());
+        (self.to_flush, self.flush_owed) = (0, false);
         self.sync_owed = write_through && !matches!(operation, Operation::Read { .. } | Operation::Flush);
         self.worker = worker;
         let limits = table.limits();
@@ -182,7 +198,7 @@ impl Transfer {
     pub fn is_empty(&self) -> bool {
         match self.operation() {
             Some(Operation::Read { .. } | Operation::Write { .. }) => self.len == 0,
-            Some(Operation::Flush) => self.to_flush == 0,
+            Some(Operation::Flush) => self.to_flush == 0 && !self.flush_owed,
             Some(Operation::Discard | Operation::WriteZeroes) => self.current_range().is_none(),
             Some(Operation::GetId) | None => true,
         }
@@ -248,6 +264,67 @@ impl Transfer {
     /// The table that the transfer was begun with.
     pub fn table(&self) -> Option<&Table> {
         self.table.as_ref().map(|t| &***t)
+    }
+
+    /// Whether the transfer goes by this snapshot.
+    pub fn is_of(&self, snapshot: &Snapshot) -> bool {
+        self.table.as_ref().is_some_and(|table| Rc::ptr_eq(table, snapshot))
+    }
+
+    /// Goes by another table from now on: what refused it is asked again. Not while a step is under way.
+    pub fn rebase(&mut self, snapshot: &Snapshot) {
+        if self.is_of(snapshot) {
+            return;
+        }
+        self.table = Some(Rc::clone(snapshot));
+        self.tried = 0;
+        if self.work() == Work::Flush && !self.is_all_written() {
+            self.plan_flush();
+        }
+    }
+
+    /// Marks the path in use as one that refused the request.
+    pub fn note_refusal(&mut self, now_ns: u64) {
+        self.tried |= 1 << self.path;
+        if self.troubled_since_ns == 0 {
+            self.troubled_since_ns = now_ns;
+        }
+    }
+
+    /// Every path has refused it: begins anew.
+    pub fn next_round(&mut self) {
+        self.nr_rounds += 1;
+        self.tried = 0;
+    }
+
+    /// Whether it is a flush that the guest asked for.
+    pub fn is_flush(&self) -> bool {
+        self.operation() == Some(Operation::Flush)
+    }
+
+    /// The bytes of the disk that the request changes.
+    pub fn changes(&self) -> Option<(u64, u64)> {
+        match self.operation()? {
+            Operation::Write { offset } => {
+                Some((offset, offset + self.request.as_ref().map_or(0, |r| r.data_len)))
+            }
+            Operation::Discard | Operation::WriteZeroes => {
+                let start = self.buffers.ranges.iter().map(|r| r.offset).min()?;
+                let end = self.buffers.ranges.iter().map(|r| r.offset + r.len).max()?;
+                Some((start, end))
+            }
+            Operation::Read { .. } | Operation::Flush | Operation::GetId => None,
+        }
+    }
+
+    /// Length of the request's data in bytes.
+    pub fn data_len(&self) -> u64 {
+        self.request.as_ref().map_or(0, |r| r.data_len)
+    }
+
+    /// The path in use, to be kept.
+    pub fn path_arc(&self) -> Option<&Arc<Path>> {
+        self.table.as_ref().and_then(|t| t.paths().get(self.path))
     }
 
     /// The path in use.
@@ -341,10 +418,9 @@ impl Transfer {
                 if let Some(path) = self.path() {
                     path.ledger().end_flush(&self.coverage);
                 }
-                self.flushed_any = true;
-                self.to_flush &= !(1 << self.path);
-                self.skip_dead_flushes();
-                self.next_step(self.to_flush == 0)
+                self.flush_owed = false;
+                let finished = self.drop_flush_target();
+                self.next_step(finished)
             }
             Some(_) if sync => {
                 if let Some(path) = self.path() {
@@ -456,7 +532,6 @@ impl Transfer {
     }
 
     fn elsewhere(&mut self, errno: i32) -> Next {
-        self.tried |= 1 << self.path;
         (self.nr_busy, self.nr_interrupted) = (0, 0);
         Next::Elsewhere(errno)
     }
@@ -520,32 +595,26 @@ impl Transfer {
             paths.filter(|(_, p)| wanted(p)).fold(0u64, |bits, (i, _)| bits | 1 << i)
         };
         let dirty = bits(&|p| p.ledger().is_dirty());
-        let active = bits(&|p| p.is_active());
-        self.to_flush = dirty & active;
-        if dirty != 0 && self.to_flush == 0 {
-            // What a failed path carried reached the LUN (writes are direct): any path's flush covers it.
-            self.to_flush = active & active.wrapping_neg();
-        }
+        self.to_flush = dirty & bits(&|p| p.is_active());
+        // What a failed path carried reached the LUN (writes are direct): any path's flush covers it.
+        self.flush_owed = dirty != 0;
     }
 
     /// A path that was to be flushed may have failed meanwhile: see [`Self::plan_flush`].
     fn skip_dead_flushes(&mut self) {
         let Some(table) = &self.table else { return };
         for (i, path) in table.paths().iter().enumerate() {
-            if self.to_flush & 1 << i != 0 && !path.is_active() {
+            if !path.is_active() {
                 self.to_flush &= !(1 << i);
             }
         }
     }
 
-    /// The path that a flush was on has failed. Gives the path to go on with, None if the flush is complete without it.
-    pub fn reroute_flush(&mut self, replacement: usize) -> Option<usize> {
+    /// The path that a flush was on cannot do it. True if the flush is complete without it.
+    pub fn drop_flush_target(&mut self) -> bool {
         self.to_flush &= !(1 << self.path);
         self.skip_dead_flushes();
-        if self.to_flush == 0 && !self.flushed_any {
-            self.to_flush = 1 << replacement;
-        }
-        self.required_path()
+        self.is_empty()
     }
 }
 

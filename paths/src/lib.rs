@@ -5,21 +5,27 @@
 //! data: the back-end borrows a path's descriptor to do that.
 #![forbid(unsafe_code)]
 
+mod checker;
+mod failback;
 pub mod failover;
 mod identity;
 mod ledger;
 mod limits;
 mod load;
+mod map;
 mod open;
 mod path;
 mod sysfs;
 mod table;
 pub mod text;
 
+pub use checker::{Checker, CheckerConfig, CheckerVerdict};
+pub use failback::{BadFailback, Failback, FailbackPolicy};
 pub use identity::Identity;
 pub use ledger::{Coverage, Ledger};
 pub use limits::{FileKind, Limits};
 pub use load::Gauges;
+pub use map::{Held, MapState, WithoutPath};
 pub use open::{OpenError, OpenOptions};
 pub use path::Path;
-pub use table::{FailOutcome, Mismatch, PATHS_MAX, Table, TableCell, TableError, TableReader};
+pub use table::{FailOutcome, Group, Mismatch, PATHS_MAX, Table, TableCell, TableError, TableReader};

@@ -32,6 +32,9 @@ pub struct Limits {
     pub discard_granularity_bytes: u32,
     /// Whether the path was opened for reading only.
     pub read_only: bool,
+    /// Whether the kernel may sleep in the middle of submitting I/O to it: FUSE does, so a server that hangs would hold
+    /// up all that is submitted with it.
+    pub may_block: bool,
 }
 
 impl Limits {
@@ -51,6 +54,7 @@ impl Limits {
             discard: a.discard && b.discard,
             discard_granularity_bytes: a.discard_granularity_bytes.max(b.discard_granularity_bytes),
             read_only: a.read_only || b.read_only,
+            may_block: a.may_block || b.may_block,
         })
     }
 }
@@ -71,6 +75,7 @@ mod tests {
             discard: true,
             discard_granularity_bytes: 512,
             read_only: false,
+            may_block: false,
         }
     }
 

@@ -10,6 +10,8 @@ use polypath_selector::PathLoad;
 struct Line {
     in_flight: AtomicU32,
     bytes: AtomicU64,
+    /// When the worker last sent to an idle path or heard from it, in ns.
+    progress_ns: AtomicU64,
 }
 
 /// The load of one path, kept apart per worker.
@@ -30,6 +32,24 @@ impl Gauges {
             line.in_flight.store(load.in_flight, Ordering::Relaxed);
             line.bytes.store(load.bytes, Ordering::Relaxed);
         }
+    }
+
+    /// `worker` has just heard from the path, or has begun to wait for it.
+    pub fn note_progress(&self, worker: usize, now_ns: u64) {
+        if let Some(line) = self.lines.get(worker) {
+            line.progress_ns.store(now_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Since when (in ns) the worker that waits longest for this path has not heard from it. None if nobody waits.
+    pub fn silent_since_ns(&self) -> Option<u64> {
+        let waiting = self.lines.iter().filter(|line| line.in_flight.load(Ordering::Relaxed) != 0);
+        waiting.map(|line| line.progress_ns.load(Ordering::Relaxed)).min()
+    }
+
+    /// What all workers have in flight.
+    pub fn sum(&self) -> PathLoad {
+        self.sum_of_others(usize::MAX, self.lines.len())
     }
 
     /// What all workers but `worker` have in flight, among the first `nr_workers`.

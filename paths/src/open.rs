@@ -10,6 +10,9 @@ use crate::identity::Identity;
 use crate::limits::{FileKind, Limits};
 use crate::sysfs::BlockDevice;
 
+/// `f_type` of FUSE file systems (`include/uapi/linux/magic.h`).
+const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
+
 /// How to open a path.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
@@ -153,6 +156,7 @@ fn probe_limits(
             queue("discard_granularity").unwrap_or(file_block).max(logical_block_bytes),
         ),
         read_only: options.read_only,
+        may_block: rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == FUSE_SUPER_MAGIC),
     })
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::identity::Identity;
@@ -11,37 +12,63 @@ use crate::limits::Limits;
 use crate::load::Gauges;
 use crate::open::{self, OpenError, OpenOptions, Opened};
 
-/// One host file or device that reaches the LUN.
+/// What stays the same when a path is opened anew: the writes that a flush has to cover, and the history.
+#[derive(Debug)]
+struct Lasting {
+    nr_failures: AtomicU32,
+    ledger: Ledger,
+}
+
+/// One host file or device that reaches the LUN, open.
 ///
-/// Health lives here and not in the table, so that old and new tables agree on it.
+/// Health lives here and not in the table, so that old and new tables agree on it. A path that returns after a failure
+/// is opened anew and becomes another `Path`, so that late errors of the old descriptor do not touch it.
 #[derive(Debug)]
 pub struct Path {
     name: PathBuf,
+    options: OpenOptions,
     file: File,
     limits: Limits,
     identity: Identity,
     failed: AtomicBool,
-    nr_failures: AtomicU32,
-    nr_errors: AtomicU32,
-    ledger: Ledger,
+    suspected: AtomicBool,
     gauges: Gauges,
+    nr_workers: usize,
+    lasting: Arc<Lasting>,
 }
 
 impl Path {
-    /// Opens the path; `nr_workers` is the largest number of workers that will ever use it.
+    /// Opens the path; `nr_workers` is the largest number of workers that will ever use it. Blocks as long as the
+    /// storage does.
     pub fn open(name: PathBuf, options: OpenOptions, nr_workers: usize) -> Result<Self, OpenError> {
+        let lasting = Lasting { nr_failures: AtomicU32::new(0), ledger: Ledger::new(nr_workers) };
+        Self::open_with(name, options, nr_workers, Arc::new(lasting))
+    }
+
+    fn open_with(
+        name: PathBuf,
+        options: OpenOptions,
+        nr_workers: usize,
+        lasting: Arc<Lasting>,
+    ) -> Result<Self, OpenError> {
         let Opened { file, limits, identity } = open::open(&name, options)?;
         Ok(Self {
             name,
+            options,
             file,
             limits,
             identity,
             failed: AtomicBool::new(false),
-            nr_failures: AtomicU32::new(0),
-            nr_errors: AtomicU32::new(0),
-            ledger: Ledger::new(nr_workers),
+            suspected: AtomicBool::new(false),
             gauges: Gauges::new(nr_workers),
+            nr_workers,
+            lasting,
         })
+    }
+
+    /// Opens the same name again, with a new descriptor, and keeps the history. Blocks as long as the storage does.
+    pub fn reopen(&self) -> Result<Self, OpenError> {
+        Self::open_with(self.name.clone(), self.options, self.nr_workers, Arc::clone(&self.lasting))
     }
 
     /// The name it was opened by.
@@ -52,6 +79,11 @@ impl Path {
     /// The descriptor's number, valid as long as the path lives.
     pub fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+
+    /// The open file, for probes.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// What the path can take.
@@ -66,7 +98,7 @@ impl Path {
 
     /// The writes that a flush has to cover.
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.lasting.ledger
     }
 
     /// What the workers have in flight here.
@@ -76,26 +108,36 @@ impl Path {
 
     /// Whether new I/O may go here.
     pub fn is_active(&self) -> bool {
-        !self.failed.load(Ordering::Relaxed)
+        !self.failed.load(Ordering::Acquire)
     }
 
     /// How often the path has failed since the start; never reset.
     pub fn nr_failures(&self) -> u32 {
-        self.nr_failures.load(Ordering::Relaxed)
+        self.lasting.nr_failures.load(Ordering::Relaxed)
     }
 
-    /// Counts a path error that did not take the path out. True if it is worth a line in the log: the 1st, 2nd, 4th, ...
-    pub fn note_error(&self) -> bool {
-        (self.nr_errors.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two()
+    /// An error here may be the request's own fault: the path is to be probed.
+    pub fn suspect(&self) {
+        self.suspected.store(true, Ordering::Release);
+    }
+
+    /// Whether the path was suspected since the last time this was asked.
+    pub fn take_suspicion(&self) -> bool {
+        self.suspected.swap(false, Ordering::AcqRel)
     }
 
     /// Takes the path out. True for the caller that did it.
     pub(crate) fn set_failed(&self) -> bool {
         let first = !self.failed.swap(true, Ordering::AcqRel);
         if first {
-            self.nr_failures.fetch_add(1, Ordering::Relaxed);
+            self.lasting.nr_failures.fetch_add(1, Ordering::Relaxed);
         }
         first
+    }
+
+    /// Puts the path back.
+    pub(crate) fn set_active(&self) {
+        self.failed.store(false, Ordering::Release);
     }
 }
 

@@ -1,12 +1,16 @@
-//! The set of paths, immutable once published, and the cell it is published through.
+//! The set of paths in priority groups, immutable once published, and the cell it is published through.
+//!
+//! The rules of groups are dm-multipath's (`drivers/md/dm-mpath.c`, `choose_pgpath()`): a group stays in use until none
+//! of its paths is active; then the groups are tried in table order, those that are bypassed last.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
+use polypath_selector::{GroupArgs, Kind, PathArgs};
 
 use crate::identity::Identity;
 use crate::limits::Limits;
+use crate::map::MapState;
 use crate::path::Path;
 
 /// Most paths of one disk: a request remembers those that failed it as bits of one word.
@@ -48,57 +52,101 @@ pub struct Mismatch {
     first_identity: Identity,
 }
 
+/// One priority group.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Its paths with their arguments for the selector.
+    pub paths: Vec<(Arc<Path>, PathArgs)>,
+    /// How one of them is chosen.
+    pub selector: Kind,
+    /// The selector's own arguments.
+    pub args: GroupArgs,
+    /// Used only if no other group has an active path.
+    pub bypassed: bool,
+}
+
 /// What [`Table::fail_path`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailOutcome {
     /// Taken out now; so many active ones are left.
     Failed {
         /// Active paths left.
-        nr_active: u32,
+        nr_active: usize,
     },
     /// It was out already.
     Already,
-    /// It stays in: there is no other.
-    Last,
 }
 
 /// An immutable set of paths that lead to one LUN.
 #[derive(Debug)]
 pub struct Table {
+    groups: Vec<Group>,
+    /// All paths in table order; a group's are neighbours.
     paths: Vec<Arc<Path>>,
+    /// Group of each path, and the index of each group's first path.
+    group_of: Vec<usize>,
+    first_of: Vec<usize>,
     limits: Limits,
-    /// Shared with the tables that follow, as the health in the paths is.
-    nr_active: Arc<AtomicU32>,
+    map: Arc<MapState>,
 }
 
 impl Table {
     /// Checks that all paths lead to the same LUN and show the same size.
-    pub fn new(paths: Vec<Arc<Path>>) -> Result<Self, TableError> {
+    pub fn new(groups: Vec<Group>, map: Arc<MapState>) -> Result<Self, TableError> {
+        Self::with_limits(groups, map, None, false)
+    }
+
+    /// As [`Self::new`]; with the limits that the guest was already told, and, if `trusted`, without asking for proof.
+    pub fn with_limits(
+        groups: Vec<Group>,
+        map: Arc<MapState>,
+        limits: Option<Limits>,
+        trusted: bool,
+    ) -> Result<Self, TableError> {
+        let (mut paths, mut group_of, mut first_of) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, group) in groups.iter().enumerate() {
+            first_of.push(paths.len());
+            paths.extend(group.paths.iter().map(|(path, _)| Arc::clone(path)));
+            group_of.resize(paths.len(), index);
+        }
         let first = paths.first().ok_or(TableError::Empty)?;
         if paths.len() > PATHS_MAX {
             return Err(TableError::TooMany(paths.len()));
         }
         for path in &paths {
-            if path.identity() != first.identity() {
-                return Err(TableError::Identity(Box::new(Mismatch {
-                    name: path.name().display().to_string(),
-                    identity: path.identity().clone(),
-                    first_name: first.name().display().to_string(),
-                    first_identity: first.identity().clone(),
-                })));
-            }
-            if path.limits().size_bytes != first.limits().size_bytes {
-                return Err(TableError::Size {
-                    name: path.name().display().to_string(),
-                    size_bytes: path.limits().size_bytes,
-                    first_name: first.name().display().to_string(),
-                    first_size_bytes: first.limits().size_bytes,
-                });
-            }
+            Self::check_same(first, path, trusted)?;
         }
-        let limits = Limits::strictest(paths.iter().map(|p| p.limits())).ok_or(TableError::Empty)?;
-        let nr_active = u32::try_from(paths.iter().filter(|p| p.is_active()).count()).unwrap_or(u32::MAX);
-        Ok(Self { paths, limits, nr_active: Arc::new(AtomicU32::new(nr_active)) })
+        let limits = match limits {
+            Some(limits) => limits,
+            None => Limits::strictest(paths.iter().map(|p| p.limits())).ok_or(TableError::Empty)?,
+        };
+        Ok(Self { groups, paths, group_of, first_of, limits, map })
+    }
+
+    /// Whether `path` leads to where `first` does.
+    pub fn check_same(first: &Path, path: &Path, trusted: bool) -> Result<(), TableError> {
+        if !trusted && path.identity() != first.identity() {
+            return Err(TableError::Identity(Box::new(Mismatch {
+                name: path.name().display().to_string(),
+                identity: path.identity().clone(),
+                first_name: first.name().display().to_string(),
+                first_identity: first.identity().clone(),
+            })));
+        }
+        if path.limits().size_bytes != first.limits().size_bytes {
+            return Err(TableError::Size {
+                name: path.name().display().to_string(),
+                size_bytes: path.limits().size_bytes,
+                first_name: first.name().display().to_string(),
+                first_size_bytes: first.limits().size_bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// The groups, in order of priority.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
     }
 
     /// All paths, in table order.
@@ -106,35 +154,99 @@ impl Table {
         &self.paths
     }
 
+    /// Group of the path with this index.
+    pub fn group_of(&self, path: usize) -> usize {
+        self.group_of.get(path).copied().unwrap_or(0)
+    }
+
+    /// Index of the group's first path; the others follow it.
+    pub fn first_of(&self, group: usize) -> usize {
+        self.first_of.get(group).copied().unwrap_or(0)
+    }
+
     /// What holds on every path.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How many paths are active.
-    pub fn nr_active(&self) -> u32 {
-        self.nr_active.load(Ordering::Relaxed)
+    /// The state that outlives the table.
+    pub fn map(&self) -> &Arc<MapState> {
+        &self.map
     }
 
-    /// Takes path `index` out after a path error, unless it is the last one.
-    ///
-    /// The last path stays: with nothing to bring a path back, taking it out would turn one bad answer into a dead disk.
-    pub fn fail_path(&self, index: usize) -> FailOutcome {
-        let Some(path) = self.paths.get(index) else { return FailOutcome::Already };
-        if !path.is_active() {
-            return FailOutcome::Already;
-        }
-        // Reserves the right to take one path out, so that two workers cannot take out the last two at once.
-        let leave_one = |n: u32| (n > 1).then(|| n - 1);
-        let Ok(before) = self.nr_active.fetch_update(Ordering::AcqRel, Ordering::Acquire, leave_one) else {
-            return FailOutcome::Last;
+    /// How many paths are active.
+    pub fn nr_active(&self) -> usize {
+        self.paths.iter().filter(|p| p.is_active()).count()
+    }
+
+    fn has_active(&self, group: usize) -> bool {
+        self.groups.get(group).is_some_and(|g| g.paths.iter().any(|(p, _)| p.is_active()))
+    }
+
+    /// The groups that have an active path, best first.
+    fn candidates(&self) -> impl Iterator<Item = usize> + '_ {
+        let of = |bypassed: bool| {
+            (0..self.groups.len())
+                .filter(move |g| self.groups[*g].bypassed == bypassed && self.has_active(*g))
         };
-        if path.set_failed() {
-            FailOutcome::Failed { nr_active: before - 1 }
-        } else {
-            self.nr_active.fetch_add(1, Ordering::AcqRel);
-            FailOutcome::Already
+        of(false).chain(of(true))
+    }
+
+    /// The group with the highest priority that has an active path.
+    pub fn best_group(&self) -> Option<usize> {
+        self.candidates().next()
+    }
+
+    /// The group in use. If none of its paths is active any more (or it is gone), the best takes its place.
+    pub fn current_group(&self) -> Option<usize> {
+        let current = self.map.current_group();
+        if let Some(group) = current
+            && self.has_active(group)
+        {
+            return current;
         }
+        let best = self.best_group();
+        if best.is_some() {
+            self.map.move_group(current, best);
+        }
+        best
+    }
+
+    /// Puts a group in use, whatever is in use now.
+    pub fn switch_group(&self, group: Option<usize>) {
+        self.map.move_group(self.map.current_group(), group);
+    }
+
+    /// Takes path `index` out.
+    pub fn fail_path(&self, index: usize, now_ns: u64) -> FailOutcome {
+        match self.paths.get(index) {
+            Some(path) if path.set_failed() => {
+                let nr_active = self.nr_active();
+                if nr_active == 0 {
+                    self.map.note_no_path(now_ns);
+                }
+                self.map.changed();
+                self.map.ring();
+                FailOutcome::Failed { nr_active }
+            }
+            _ => FailOutcome::Already,
+        }
+    }
+
+    /// Puts path `index` back, on the descriptor that it has.
+    pub fn reinstate_path(&self, index: usize) {
+        if let Some(path) = self.paths.get(index) {
+            path.set_active();
+            self.note_health();
+        }
+    }
+
+    /// Tells the workers that a path's health may have changed.
+    pub fn note_health(&self) {
+        if self.nr_active() != 0 {
+            self.map.note_path();
+        }
+        self.map.changed();
     }
 }
 
@@ -156,6 +268,13 @@ impl TableCell {
         self.0.load_full()
     }
 
+    /// Puts a new table in place of the old one, which lives until its last user is gone.
+    pub fn publish(&self, table: Table) {
+        let table = Arc::new(table);
+        self.0.store(Arc::clone(&table));
+        table.note_health();
+    }
+
     /// A reader that revalidates its snapshot with one load.
     pub fn reader(&self) -> TableReader {
         arc_swap::Cache::new(Arc::clone(&self.0))
@@ -163,74 +282,4 @@ impl TableCell {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::open::OpenOptions;
-
-    const CACHED: OpenOptions = OpenOptions { read_only: false, direct: false };
-
-    fn open(path: &std::path::Path) -> Arc<Path> {
-        Arc::new(Path::open(path.to_owned(), CACHED, 1).unwrap())
-    }
-
-    fn table_of(nr_paths: usize) -> (tempfile::TempDir, Table) {
-        let dir = tempfile::tempdir().unwrap();
-        let first = dir.path().join("0");
-        std::fs::write(&first, [0; 4096]).unwrap();
-        let mut paths = vec![open(&first)];
-        for i in 1..nr_paths {
-            let link = dir.path().join(i.to_string());
-            std::fs::hard_link(&first, &link).unwrap();
-            paths.push(open(&link));
-        }
-        (dir, Table::new(paths).unwrap())
-    }
-
-    #[test]
-    fn f05_different_files_are_not_one_disk() {
-        let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        std::fs::write(&a, [0; 4096]).unwrap();
-        std::fs::write(&b, [0; 4096]).unwrap();
-        let error = Table::new(vec![open(&a), open(&b)]).unwrap_err().to_string();
-        assert!(error.contains("not the same disk") && error.matches("inode").count() == 2, "{error}");
-    }
-
-    #[test]
-    fn f33_different_sizes_are_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        std::fs::write(&a, [0; 4096]).unwrap();
-        std::fs::hard_link(&a, &b).unwrap();
-        let first = open(&a);
-        std::fs::write(&b, [0; 8192]).unwrap();
-        let error = Table::new(vec![first, open(&b)]).unwrap_err().to_string();
-        assert!(error.contains("8192") && error.contains("4096"), "{error}");
-    }
-
-    #[test]
-    fn a_failed_path_is_left_out_once_and_the_last_one_never() {
-        let (_dir, table) = table_of(3);
-        assert_eq!(table.fail_path(1), FailOutcome::Failed { nr_active: 2 });
-        assert_eq!(table.fail_path(1), FailOutcome::Already);
-        assert_eq!(table.fail_path(0), FailOutcome::Failed { nr_active: 1 });
-        assert_eq!(table.fail_path(2), FailOutcome::Last);
-        assert!(table.paths()[2].is_active());
-        assert_eq!(table.paths()[1].nr_failures(), 1);
-    }
-
-    #[test]
-    fn two_workers_cannot_take_out_the_last_two_paths() {
-        for _ in 0..200 {
-            let (_dir, table) = table_of(2);
-            std::thread::scope(|scope| {
-                let other = scope.spawn(|| table.fail_path(1));
-                let one = table.fail_path(0);
-                let other = other.join().unwrap();
-                let failed = [one, other].iter().filter(|o| matches!(o, FailOutcome::Failed { .. })).count();
-                assert_eq!(failed, 1);
-            });
-            assert_eq!(table.nr_active(), 1);
-        }
-    }
-}
+mod tests;

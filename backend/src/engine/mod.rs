@@ -42,9 +42,12 @@ pub trait Engine {
     /// Watches an eventfd for kicks, in place of the one before.
     fn watch_kick(&mut self, kick: Option<OwnedFd>);
 
+    /// Shows every transfer that is with the kernel.
+    fn visit(&self, each: &mut dyn FnMut(&Transfer));
+
     /// Transfers that are with the kernel.
     fn nr_in_flight(&self) -> usize;
 
-    /// Nanoseconds on a clock that only moves forward.
+    /// Nanoseconds on the clock of the process ([`crate::clock`]), or a simulated one.
     fn now_ns(&self) -> u64;
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
@@ -30,7 +30,6 @@ pub struct UringEngine {
     kick: Option<OwnedFd>,
     kick_generation: u64,
     kick_armed: bool,
-    epoch: Instant,
 }
 
 impl std::fmt::Debug for UringEngine {
@@ -55,7 +54,6 @@ impl UringEngine {
             kick: None,
             kick_generation: 0,
             kick_armed: false,
-            epoch: Instant::now(),
         })
     }
 
@@ -95,10 +93,16 @@ impl UringEngine {
     }
 
     fn entry(transfer: &mut Transfer) -> squeue::Entry {
-        let fd = Fd(transfer.path().map_or(-1, polypath_paths::Path::raw_fd));
+        let path = transfer.path();
+        let fd = Fd(path.map_or(-1, |path| path.raw_fd()));
+        // A thread of the kernel's own does what could hold up the submission of everything else.
+        let flags = match path.is_some_and(|path| path.limits().may_block) {
+            true => squeue::Flags::ASYNC,
+            false => squeue::Flags::empty(),
+        };
         // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        match transfer.action() {
+        let entry = match transfer.action() {
             Action::Read { iovecs, offset } => {
                 opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
             }
@@ -109,7 +113,8 @@ impl UringEngine {
             Action::Allocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
-        }
+        };
+        entry.flags(flags)
     }
 }
 
@@ -203,12 +208,16 @@ impl Engine for UringEngine {
         (self.kick, self.kick_armed) = (kick, false);
     }
 
+    fn visit(&self, each: &mut dyn FnMut(&Transfer)) {
+        self.slots.iter().flatten().for_each(|transfer| each(transfer));
+    }
+
     fn nr_in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        crate::clock::now_ns()
     }
 }
 

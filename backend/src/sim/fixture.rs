@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use polypath_paths::{OpenOptions, Path, Table};
+use polypath_paths::text::NoPathRetry;
+use polypath_paths::{Group, MapState, OpenOptions, Path, Table};
+use polypath_selector::{GroupArgs, Kind, PathArgs};
 use proptest::test_runner::Config;
 use tempfile::TempDir;
 
@@ -32,8 +34,18 @@ impl Links {
 
     /// Opens the first `nr` names as the paths of one disk.
     pub(crate) fn table(&self, nr: usize, options: OpenOptions, nr_workers: usize) -> Table {
-        let open = |i| Path::open(self.name(i), options, nr_workers).map(Arc::new).expect("path");
-        Table::new((0..nr).map(open).collect()).expect("table")
+        let open = |i| {
+            let path = Path::open(self.name(i), options, nr_workers).expect("path");
+            (Arc::new(path), PathArgs::default())
+        };
+        let group = Group {
+            paths: (0..nr).map(open).collect(),
+            selector: Kind::RoundRobin,
+            args: GroupArgs::default(),
+            bypassed: false,
+        };
+        let map = Arc::new(MapState::new(nr_workers, NoPathRetry::Fail, || {}));
+        Table::new(vec![group], map).expect("table")
     }
 }
 

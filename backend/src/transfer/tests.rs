@@ -122,7 +122,8 @@ impl Case {
     /// Begins a flush and sends it where it must go first, as the worker does.
     fn flush(&mut self) {
         self.begin(Operation::Flush, 0, false);
-        if let Some(path) = self.transfer.required_path() {
+        let active = self.table.paths().iter().position(|path| path.is_active());
+        if let Some(path) = self.transfer.required_path().or(active) {
             self.transfer.set_path(path);
         }
     }
@@ -151,7 +152,8 @@ impl Case {
 
     /// What the worker does after [`Next::Elsewhere`] for what is no flush.
     fn go_elsewhere(&mut self, path: usize) {
-        let _ = self.table.fail_path(self.transfer.path_index());
+        let _ = self.table.fail_path(self.transfer.path_index(), 1);
+        self.transfer.note_refusal(1);
         self.transfer.set_path(path);
     }
 

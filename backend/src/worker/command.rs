@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Worker, WorkerConfig};
+use crate::disk::Disk;
 use crate::engine::UringEngine;
 use crate::memory::MapLease;
 use crate::vring::RingAddresses;
@@ -33,6 +34,8 @@ pub struct WorkerHandle {
     commands: mpsc::Sender<Command>,
     wake: OwnedFd,
     thread: JoinHandle<u16>,
+    index: usize,
+    disk: Arc<Disk>,
 }
 
 impl WorkerHandle {
@@ -43,6 +46,7 @@ impl WorkerHandle {
         let (commands, receiver) = mpsc::channel();
         let (ready, started) = mpsc::channel();
         let nr_slots = u32::from(config.vring.size());
+        let (index, disk) = (config.index, Arc::clone(&config.disk));
         let thread = std::thread::Builder::new().name(format!("vq{}", config.index)).spawn(move || {
             let next_avail = config.vring.next_avail();
             // The ring belongs to the thread that submits (single issuer), so it is made here.
@@ -64,7 +68,10 @@ impl WorkerHandle {
             worker.run()
         })?;
         match started.recv() {
-            Ok(Ok(())) => Ok(Self { commands, wake, thread }),
+            Ok(Ok(())) => {
+                disk.wakers().add(index, wake.try_clone()?);
+                Ok(Self { commands, wake, thread, index, disk })
+            }
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::Error::other("the worker's thread ended at once")),
         }
@@ -87,7 +94,9 @@ impl WorkerHandle {
     /// Waits for the end after [`Command::Stop`], however long the requests in flight take. Gives the index at which
     /// the next start goes on.
     pub fn join(self) -> u16 {
-        match self.thread.join() {
+        let ended = self.thread.join();
+        self.disk.wakers().remove(self.index);
+        match ended {
             Ok(next_avail) => next_avail,
             // A worker's panic is a broken invariant; going on would mean guessing about the guest's requests.
             Err(_) => std::process::abort(),

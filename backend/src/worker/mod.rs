@@ -5,6 +5,7 @@
 
 mod command;
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use polypath_paths::{Held, MapState, WithoutPath};
 use polypath_selector::{NewError, Outcome};
 use vm_memory::Bytes as _;
 
@@ -27,6 +29,9 @@ use crate::vring::{Descriptor, Pop, Vring};
 
 /// How often a ring without a kick descriptor is looked at, while its guest polls as well.
 const POLLED_RING_INTERVAL: Duration = Duration::from_micros(100);
+
+/// How long a request that every active path has refused waits before it asks them again, while a path is missing.
+const REFUSED_WAIT_NS: u64 = 500_000_000;
 
 /// What a worker starts with.
 #[derive(Debug)]
@@ -71,6 +76,16 @@ pub struct Worker<E> {
     pool: Vec<Box<Transfer>>,
     /// Transfers that wait for their time (in ns) to be sent again.
     delayed: Vec<(u64, Box<Transfer>)>,
+    /// Transfers for which there is no path, in the order in which they are to go out.
+    #[allow(clippy::vec_box, reason = "as above")]
+    held: VecDeque<Box<Transfer>>,
+    /// Writes that overlap one which has not come back from a failed path.
+    #[allow(clippy::vec_box, reason = "as above")]
+    blocked: Vec<Box<Transfer>>,
+    /// When to look at the held ones again, in ns, even if nothing happens.
+    held_until_ns: Option<u64>,
+    /// The map's state at the last look at what is held and blocked.
+    waiting_epoch: u64,
     chain: Vec<Descriptor>,
     /// Call the guest at the end of this turn, whatever it asked for.
     call_owed: bool,
@@ -108,9 +123,13 @@ impl<E: Engine> Worker<E> {
             in_memory: true,
             enabled: config.enabled,
             stopping: false,
-            dispatcher: Dispatcher::new(config.disk.table(), config.disk.selector(), config.index)?,
+            dispatcher: Dispatcher::new(config.disk.table(), config.index)?,
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
+            held: VecDeque::with_capacity(size),
+            blocked: Vec::with_capacity(size),
+            held_until_ns: None,
+            waiting_epoch: 0,
             chain: Vec::with_capacity(size),
             // Used entries may have been published for which the guest was never called.
             call_owed: true,
@@ -137,7 +156,7 @@ impl<E: Engine> Worker<E> {
                 std::process::abort();
             }
             more = self.turn();
-            if self.stopping && self.engine.nr_in_flight() == 0 && self.delayed.is_empty() {
+            if self.stopping && self.engine.nr_in_flight() == 0 && self.nr_waiting() == 0 {
                 return self.vring.next_avail();
             }
         }
@@ -147,13 +166,21 @@ impl<E: Engine> Worker<E> {
         if more {
             return Some(Duration::ZERO);
         }
-        let due = self.delayed.iter().map(|(due_ns, _)| *due_ns).min();
+        let due = self.delayed.iter().map(|(due_ns, _)| *due_ns).chain(self.held_until_ns).min();
         let delay = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.engine.now_ns())));
         let poll = (self.config.polled && self.is_served()).then_some(POLLED_RING_INTERVAL);
         match (delay, poll) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+
+    fn nr_waiting(&self) -> usize {
+        self.delayed.len() + self.held.len() + self.blocked.len()
+    }
+
+    fn map_state(&self) -> &Arc<MapState> {
+        self.config.disk.map()
     }
 
     fn is_served(&self) -> bool {
@@ -168,10 +195,14 @@ impl<E: Engine> Worker<E> {
             match event {
                 Event::Done(transfer, result) => self.completed(transfer, result),
                 Event::Kick => {}
-                Event::Wake => self.take_commands(),
+                Event::Wake => {
+                    self.take_commands();
+                    self.guard_stuck_writes();
+                }
             }
         }
         self.send_delayed();
+        self.send_waiting();
         if self.is_served() {
             self.take_requests();
         }
@@ -179,7 +210,8 @@ impl<E: Engine> Worker<E> {
             self.call_owed = false;
             self.call();
         }
-        self.is_served() && self.vring.arm_kicks(self.map.map())
+        let more = self.is_served() && self.vring.arm_kicks(self.map.map());
+        more || (self.nr_waiting() != 0 && self.map_state().epoch() != self.waiting_epoch)
     }
 
     fn call(&self) {
@@ -292,19 +324,107 @@ impl<E: Engine> Worker<E> {
         Some((id.len() - rest.len()) as u64)
     }
 
-    /// Sends a transfer down the path that it needs, or that the selector chooses.
+    /// Sends a transfer down the path that it needs, or that the selector chooses; or lets it wait.
     fn dispatch(&mut self, mut transfer: Box<Transfer>) {
+        if transfer.trouble.get().is_none()
+            && let Some((start, end)) = transfer.changes()
+            && self.map_state().must_wait(start, end)
+        {
+            return if self.stopping {
+                self.finish(transfer, Status::IoErr)
+            } else {
+                self.blocked.push(transfer);
+            };
+        }
         let path = match transfer.required_path() {
             Some(path) => Some(path),
             None => self.dispatcher.choose(&transfer, self.engine.now_ns()),
         };
         match path {
             Some(path) => {
+                transfer.held_since_ns = 0;
                 transfer.set_path(path);
                 self.send(transfer);
             }
-            None => self.finish(transfer, Status::IoErr),
+            None => self.without_path(transfer),
         }
+    }
+
+    /// No path is there, or every active one has refused this request.
+    fn without_path(&mut self, mut transfer: Box<Transfer>) {
+        let now_ns = self.engine.now_ns();
+        if transfer.tried() != 0 && self.dispatcher.has_active_path() {
+            // Every active path says no. Each is probed for that; if they prove well and say no again, it is the
+            // request. With a path missing, the probes get some time first.
+            let is_missing = self.dispatcher.has_failed_path();
+            if transfer.nr_rounds >= if is_missing { 2 } else { 1 } || self.stopping {
+                return self.finish(transfer, Status::IoErr);
+            }
+            transfer.next_round();
+            if is_missing {
+                return self.delayed.push((now_ns + REFUSED_WAIT_NS, transfer));
+            }
+            return self.dispatch(transfer);
+        }
+        let verdict = self.map_state().without_path(now_ns, transfer.troubled_since_ns);
+        match verdict {
+            WithoutPath::Hold(until_ns) if !self.stopping => {
+                if transfer.held_since_ns == 0 {
+                    transfer.held_since_ns = now_ns;
+                }
+                self.held_until_ns = self.held_until_ns.into_iter().chain(until_ns).min();
+                self.held.push_back(transfer);
+            }
+            // Nothing may wait for a path while the ring stops.
+            WithoutPath::Hold(_) | WithoutPath::Fail => self.finish(transfer, Status::IoErr),
+        }
+    }
+
+    /// Looks again at what is held and blocked, in order, if there is a reason to.
+    fn send_waiting(&mut self) {
+        if self.held.is_empty() && self.blocked.is_empty() {
+            return;
+        }
+        let epoch = self.map_state().epoch();
+        let due = self.held_until_ns.is_some_and(|until_ns| until_ns <= self.engine.now_ns());
+        if epoch == self.waiting_epoch && !due && !self.stopping {
+            return;
+        }
+        self.waiting_epoch = epoch;
+        self.held_until_ns = None;
+        let snapshot = Rc::clone(self.dispatcher.snapshot());
+        for _ in 0..self.held.len() {
+            if let Some(mut transfer) = self.held.pop_front() {
+                transfer.rebase(&snapshot);
+                self.dispatch(transfer);
+            }
+        }
+        for mut transfer in std::mem::take(&mut self.blocked) {
+            transfer.rebase(&snapshot);
+            self.dispatch(transfer);
+        }
+        self.show_held();
+    }
+
+    fn show_held(&self) {
+        let held = Held {
+            nr_requests: u32::try_from(self.held.len()).unwrap_or(u32::MAX),
+            bytes: self.held.iter().map(|t| t.data_len()).sum(),
+            oldest_ns: self.held.iter().map(|t| t.held_since_ns).min().unwrap_or(0),
+        };
+        self.map_state().show_held(self.config.index, held);
+    }
+
+    /// Writes that are out on a path that has failed: later ones must not overtake them.
+    fn guard_stuck_writes(&self) {
+        self.engine.visit(&mut |transfer| {
+            if transfer.trouble.get().is_none()
+                && transfer.path().is_some_and(|path| !path.is_active())
+                && let Some((start, end)) = transfer.changes()
+            {
+                transfer.trouble.set(Some(self.map_state().begin_trouble(start, end)));
+            }
+        });
     }
 
     fn send(&mut self, mut transfer: Box<Transfer>) {
@@ -313,16 +433,13 @@ impl<E: Engine> Worker<E> {
     }
 
     fn completed(&mut self, mut transfer: Box<Transfer>, result: i32) {
-        let ticket = self.dispatcher.end_io(&mut transfer);
         let next = transfer.complete(result);
-        if let Some(ticket) = ticket {
-            let outcome = match next {
-                Next::Elsewhere(_) => Outcome::PathError,
-                _ if result >= 0 => Outcome::Success,
-                _ => Outcome::TargetError,
-            };
-            self.dispatcher.learn(ticket, self.engine.now_ns(), outcome);
-        }
+        let outcome = match next {
+            Next::Elsewhere(_) => Outcome::PathError,
+            _ if result >= 0 => Outcome::Success,
+            _ => Outcome::TargetError,
+        };
+        self.dispatcher.end_io(&mut transfer, self.engine.now_ns(), outcome);
         match next {
             Next::Finished(status) => self.finish(transfer, status),
             Next::Again => self.send(transfer),
@@ -335,20 +452,30 @@ impl<E: Engine> Worker<E> {
     }
 
     fn fail_over(&mut self, mut transfer: Box<Transfer>, errno: i32) {
-        if let Some(table) = transfer.table() {
-            self.dispatcher.fail_path(table, transfer.path_index(), errno);
-        }
-        let Some(replacement) = self.dispatcher.choose(&transfer, self.engine.now_ns()) else {
-            return self.finish(transfer, Status::IoErr);
-        };
-        let is_flush = transfer.required_path().is_some();
-        let path = if is_flush { transfer.reroute_flush(replacement) } else { Some(replacement) };
-        match path {
-            Some(path) => {
-                transfer.set_path(path);
-                self.send(transfer);
+        let now_ns = self.engine.now_ns();
+        // An EIO that follows this request from path to path may be its own (a bad sector that the storage reports
+        // so): the path is probed before it is taken out. All other path errors speak of the path.
+        match transfer.path() {
+            Some(path) if errno == libc::EIO && transfer.troubled_since_ns != 0 => {
+                path.suspect();
+                self.map_state().ring();
             }
-            None => self.finish(transfer, Status::Ok),
+            _ => self.dispatcher.fail_path(&transfer, errno, now_ns),
+        }
+        transfer.note_refusal(now_ns);
+        if transfer.trouble.get().is_none()
+            && let Some((start, end)) = transfer.changes()
+        {
+            transfer.trouble.set(Some(self.map_state().begin_trouble(start, end)));
+        }
+        if transfer.is_flush() && transfer.drop_flush_target() {
+            return self.finish(transfer, Status::Ok);
+        }
+        let snapshot = Rc::clone(self.dispatcher.snapshot());
+        transfer.rebase(&snapshot);
+        self.dispatch(transfer);
+        if !self.held.is_empty() {
+            self.show_held();
         }
     }
 
@@ -358,12 +485,22 @@ impl<E: Engine> Worker<E> {
         }
         let now_ns = self.engine.now_ns();
         while let Some(index) = self.delayed.iter().position(|(due_ns, _)| *due_ns <= now_ns) {
-            let (_, transfer) = self.delayed.swap_remove(index);
-            self.send(transfer);
+            let (_, mut transfer) = self.delayed.swap_remove(index);
+            if transfer.troubled_since_ns == 0 && transfer.path().is_some_and(|path| path.is_active()) {
+                self.send(transfer);
+            } else {
+                // The path went while the transfer waited for it.
+                let snapshot = Rc::clone(self.dispatcher.snapshot());
+                transfer.rebase(&snapshot);
+                self.dispatch(transfer);
+            }
         }
     }
 
     fn finish(&mut self, mut transfer: Box<Transfer>, status: Status) {
+        if let Some(id) = transfer.trouble.take() {
+            self.map_state().end_trouble(id);
+        }
         if let Some((request, nr_bytes, status)) = transfer.end(status) {
             self.answer(request, nr_bytes, status);
         }

@@ -30,19 +30,18 @@ fn f12_try_again_reaches_no_guest() {
 }
 
 #[test]
-fn f12_try_again_for_ever_is_a_failure_in_the_end_without_a_spin() {
+fn f12_f36_try_again_for_a_while_costs_no_request() {
     need!(faulty);
     let image = Image::filled(MIB);
     let (fs, server, mut disk) = serve_faulty_sync(&image, &["a", "b"]);
-    fs.rule("a", Rule::errno(libc::EAGAIN).reads());
-    let cpu = server.stats().cpu;
-    let start = std::time::Instant::now();
+    // More often than polypath tries. (For FUSE files the kernel itself repeats it; what polypath does is tested with
+    // its transfers.)
+    fs.rule("a", Rule::errno(libc::EAGAIN).reads().next(50));
     disk.q().timeout = Duration::from_secs(30);
     for i in 0..4 {
-        assert!(disk.q().read(i * 8, 8).unwrap() == filled(i * 8, 8), "the other path has it");
+        assert!(disk.q().read(i * 8, 8).unwrap() == filled(i * 8, 8));
     }
-    let (took, cpu) = (start.elapsed(), server.stats().cpu.checked_sub(cpu).unwrap());
-    assert!(cpu < took.mul_f64(0.2) + Duration::from_millis(30), "{cpu:?} of CPU in {took:?}");
+    assert!(server.stats().threads < 100);
 }
 
 #[test]

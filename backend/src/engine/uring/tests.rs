@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use polypath_paths::OpenOptions;
 use rustix::event::{EventfdFlags, eventfd};

@@ -100,12 +100,14 @@ fn f16_an_error_of_the_target_is_the_guests_and_leaves_the_writes_to_be_flushed(
 
 /// What the worker does when the path of a flush has failed.
 fn reroute(case: &mut Case, replacement: usize) -> Option<usize> {
-    let _ = case.table.fail_path(case.transfer.path_index());
-    let path = case.transfer.reroute_flush(replacement);
-    if let Some(path) = path {
-        case.transfer.set_path(path);
+    let _ = case.table.fail_path(case.transfer.path_index(), 1);
+    case.transfer.note_refusal(1);
+    if case.transfer.drop_flush_target() {
+        return None;
     }
-    path
+    let path = case.transfer.required_path().unwrap_or(replacement);
+    case.transfer.set_path(path);
+    Some(path)
 }
 
 #[test]
@@ -115,8 +117,8 @@ fn f03_what_a_failed_path_carried_is_flushed_by_another() {
     wrote(&case, 1);
     case.flush();
     assert_eq!(case.transfer.complete(-libc::ENODEV), Next::Elsewhere(libc::ENODEV));
-    assert_eq!(case.transfer.tried(), 1 << 1);
     assert_eq!(reroute(&mut case, 2), Some(2));
+    assert_eq!(case.transfer.tried(), 1 << 1);
     assert_eq!((case.step(), case.transfer.complete(0)), (Step::Sync, OK));
 }
 
@@ -144,11 +146,11 @@ fn f03_a_failure_after_another_path_was_flushed() {
 fn f03_a_path_that_others_take_out_meanwhile_is_passed_over() {
     let mut case = Case::new(4);
     case.flush();
-    let _ = case.table.fail_path(1);
-    let _ = case.table.fail_path(2);
+    let _ = case.table.fail_path(1, 1);
+    let _ = case.table.fail_path(2, 1);
     assert_eq!(case.transfer.complete(0), Next::Again);
     assert_eq!(case.transfer.path_index(), 3);
-    let _ = case.table.fail_path(3);
+    let _ = case.table.fail_path(3, 1);
     assert_eq!(case.transfer.complete(0), OK);
 }
 
@@ -158,9 +160,9 @@ fn f03_writes_of_paths_that_are_out_are_flushed_by_one_that_is_not() {
     case.clean();
     wrote(&case, 0);
     wrote(&case, 2);
-    let _ = case.table.fail_path(0);
+    let _ = case.table.fail_path(0, 1);
     assert_eq!(visited(&mut case), [2], "its own, and through it the disk's");
-    let _ = case.table.fail_path(2);
+    let _ = case.table.fail_path(2, 1);
     wrote(&case, 2);
     assert_eq!(visited(&mut case), [1]);
 }

@@ -1,0 +1,243 @@
+//! Changes by the operator: dm's messages, and paths that come and go while the disk runs.
+
+use std::path::{Path as StdPath, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow, bail};
+use polypath_paths::text::NoPathRetry;
+use polypath_paths::{Checker, Group, Path};
+use polypath_selector::PathArgs;
+
+use super::{Adding, Monitor, Removing, Watched};
+use crate::probe::{self, ProbeResult};
+
+/// How often a removed path is looked at while it is still in use.
+const REMOVAL_LOOK_NS: u64 = 5_000_000;
+
+impl Monitor {
+    fn known(&mut self, name: &StdPath) -> anyhow::Result<&mut Watched> {
+        self.watched.get_mut(name).with_context(|| format!("no path {} in the table", name.display()))
+    }
+
+    fn group_index(&self, number: usize) -> anyhow::Result<usize> {
+        let nr_groups = self.disk.table().load().groups().len();
+        match number.checked_sub(1) {
+            Some(index) if index < nr_groups => Ok(index),
+            _ => bail!("no group {number}: there are {nr_groups}"),
+        }
+    }
+
+    /// `fail_path`: out, in every group it is in, until the operator puts it back.
+    pub fn fail_path(&mut self, name: &StdPath, now_ns: u64) -> anyhow::Result<()> {
+        self.known(name)?.checker.fail_by_operator(now_ns);
+        let table = self.disk.table().load();
+        for (index, path) in table.paths().iter().enumerate() {
+            if path.name() == name {
+                table.fail_path(index, now_ns);
+            }
+        }
+        log::warn!("path failed: path={} reason=operator active={}", name.display(), table.nr_active());
+        self.failback.path_failed();
+        Ok(())
+    }
+
+    /// `reinstate_path`: back in use as soon as a probe that begins now has proved it well and the same.
+    pub fn reinstate_path(&mut self, name: &StdPath, now_ns: u64) -> anyhow::Result<()> {
+        let table = self.disk.table().load();
+        let watched = self.known(name)?;
+        if table.paths().iter().any(|p| p.name() == name && p.is_active()) {
+            return Ok(());
+        }
+        watched.checker.reinstate_by_operator(now_ns);
+        Ok(())
+    }
+
+    /// `switch_group N`: all groups are enabled, and N is in use.
+    pub fn switch_group(&mut self, number: usize) -> anyhow::Result<()> {
+        let index = self.group_index(number)?;
+        self.set_bypassed(|_, bypassed| *bypassed = false)?;
+        self.disk.table().load().switch_group(Some(index));
+        Ok(())
+    }
+
+    /// `disable_group N`: used only if no other has a path.
+    pub fn disable_group(&mut self, number: usize) -> anyhow::Result<()> {
+        self.bypass(number, true)
+    }
+
+    /// `enable_group N`.
+    pub fn enable_group(&mut self, number: usize) -> anyhow::Result<()> {
+        self.bypass(number, false)
+    }
+
+    fn bypass(&mut self, number: usize, to: bool) -> anyhow::Result<()> {
+        let index = self.group_index(number)?;
+        self.set_bypassed(|group, bypassed| {
+            if group == index {
+                *bypassed = to;
+            }
+        })?;
+        // As the kernel does: forget the group in use, so that the next I/O chooses.
+        self.disk.table().load().switch_group(None);
+        Ok(())
+    }
+
+    fn set_bypassed(&mut self, change: impl Fn(usize, &mut bool)) -> anyhow::Result<()> {
+        let mut groups = self.disk.table().load().groups().to_vec();
+        for (index, group) in groups.iter_mut().enumerate() {
+            change(index, &mut group.bypassed);
+        }
+        self.publish(groups)
+    }
+
+    /// `queue_if_no_path`, `fail_if_no_path`, or a time.
+    pub fn set_no_path_retry(&mut self, policy: NoPathRetry) {
+        self.disk.map().set_no_path_retry(policy);
+    }
+
+    /// Adds a path to a group (a new one, if it is the number after the last). The answer comes later, under `token`.
+    pub fn add_path(
+        &mut self,
+        name: PathBuf,
+        group_number: usize,
+        words: &[&str],
+        token: u64,
+    ) -> anyhow::Result<()> {
+        let table = self.disk.table().load();
+        let nr_groups = table.groups().len();
+        if group_number == 0 || group_number > nr_groups + 1 {
+            bail!("no group {group_number}: there are {nr_groups}, the next new one is {}", nr_groups + 1);
+        }
+        if self.watched.contains_key(&name) || self.adding.contains_key(&name) {
+            bail!("path {} is in the table already", name.display());
+        }
+        let kind = table.groups()[(group_number - 1).min(nr_groups - 1)].selector;
+        let args = if words.is_empty() {
+            PathArgs::for_path(kind, table.paths().len(), table.paths().len() + 1)
+        } else {
+            PathArgs::parse(kind, words)?
+        };
+        let bell = Arc::clone(&self.bell);
+        probe::open(
+            name.clone(),
+            self.options.open,
+            self.options.nr_workers,
+            self.results_in.clone(),
+            move || bell(),
+        )?;
+        self.adding.insert(name, Adding { group: group_number - 1, args, token });
+        Ok(())
+    }
+
+    pub(super) fn finish_adding(&mut self, result: ProbeResult, adding: Adding, now_ns: u64) {
+        let name = result.name.clone();
+        let answer = match self.try_add(result, &adding, now_ns) {
+            Ok(()) => {
+                log::info!("path added: path={} group={}", name.display(), adding.group + 1);
+                "ok".to_owned()
+            }
+            Err(error) => {
+                log::error!("path refused: path={} reason={error:#}", name.display());
+                format!("error: path {}: {error:#}", name.display())
+            }
+        };
+        self.answers.push((adding.token, answer));
+    }
+
+    fn try_add(&mut self, result: ProbeResult, adding: &Adding, now_ns: u64) -> anyhow::Result<()> {
+        let path = result.found.map_err(|why| anyhow!(why))?.context("not opened")?;
+        self.check(&path).map_err(|why| anyhow!(why))?;
+        let mut groups = self.disk.table().load().groups().to_vec();
+        if adding.group == groups.len() {
+            let last = groups.last().context("no group")?;
+            groups.push(Group { paths: Vec::new(), bypassed: false, ..last.clone() });
+        }
+        let group = groups.get_mut(adding.group).context("the group is gone")?;
+        group.paths.push((Arc::clone(&path), adding.args.clone()));
+        self.publish(groups)?;
+        let checker = Checker::new(self.options.checker, now_ns);
+        self.watched.insert(result.name, Watched { checker, refused: None, last_error: None });
+        Ok(())
+    }
+
+    /// Takes a path out of the table. The answer comes when its descriptor is closed, under `token`.
+    pub fn remove_path(&mut self, name: &StdPath, token: u64) -> anyhow::Result<()> {
+        self.known(name)?;
+        let table = self.disk.table().load();
+        let mut groups = table.groups().to_vec();
+        for group in &mut groups {
+            group.paths.retain(|(path, _)| path.name() != name);
+        }
+        groups.retain(|group| !group.paths.is_empty());
+        if groups.is_empty() {
+            bail!("path {} is the only one of the table", name.display());
+        }
+        let path = table.paths().iter().find(|p| p.name() == name).map(Arc::downgrade);
+        let nr_groups = table.groups().len();
+        let current = table.current_group();
+        drop(table);
+        self.publish(groups)?;
+        let table = self.disk.table().load();
+        if table.groups().len() != nr_groups {
+            // The numbers have moved: the group of the first path that was in use is found anew.
+            table.switch_group(None);
+        } else {
+            table.switch_group(current);
+        }
+        self.watched.remove(name);
+        log::info!("path removed: path={} active={}", name.display(), table.nr_active());
+        if let Some(path) = path {
+            self.removing.push(Removing { name: name.to_owned(), path, token });
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish_removals(&mut self, now_ns: u64) -> u64 {
+        let answers = &mut self.answers;
+        self.removing.retain(|removing| {
+            let in_use = removing.path.strong_count() != 0;
+            if !in_use {
+                log::info!("path closed: path={}", removing.name.display());
+                answers.push((removing.token, "ok".to_owned()));
+            }
+            in_use
+        });
+        if self.removing.is_empty() { u64::MAX } else { now_ns + REMOVAL_LOOK_NS }
+    }
+
+    /// Changes the arguments of a path for its group's selector (for service-time, its weight).
+    pub fn set_path_args(&mut self, name: &StdPath, words: &[&str]) -> anyhow::Result<()> {
+        self.known(name)?;
+        let mut groups = self.disk.table().load().groups().to_vec();
+        for group in &mut groups {
+            let kind = group.selector;
+            for (path, args) in &mut group.paths {
+                if path.name() == name {
+                    *args = PathArgs::parse(kind, words)?;
+                }
+            }
+        }
+        self.publish(groups)
+    }
+
+    /// Puts a path into another group.
+    pub fn regroup_path(&mut self, name: &StdPath, number: usize) -> anyhow::Result<()> {
+        self.known(name)?;
+        let index = self.group_index(number)?;
+        let mut groups = self.disk.table().load().groups().to_vec();
+        let mut moved: Option<(Arc<Path>, PathArgs)> = None;
+        for group in &mut groups {
+            if let Some(at) = group.paths.iter().position(|(p, _)| p.name() == name) {
+                moved = Some(group.paths.remove(at));
+            }
+        }
+        let (path, _) = moved.context("the path is gone")?;
+        let group = &mut groups[index];
+        let args = PathArgs::for_path(group.selector, group.paths.len(), group.paths.len() + 1);
+        group.paths.push((path, args));
+        groups.retain(|group| !group.paths.is_empty());
+        self.publish(groups)?;
+        self.disk.table().load().switch_group(None);
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Probing a path: an aligned read of its first block, on a thread of its own, since it may hang for ever.
+//!
+//! At most one thread per path is out: the checker does not begin another probe before the last one has answered.
+
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use polypath_paths::{OpenOptions, Path};
+
+/// What a probe found.
+#[derive(Debug)]
+pub(crate) struct ProbeResult {
+    /// The path's name.
+    pub name: PathBuf,
+    /// The path, opened anew if that was asked for; or why it does not work.
+    pub found: Result<Option<Arc<Path>>, String>,
+}
+
+/// Probes `path` on its own descriptor, or, if `reopen`, on a new one. The answer goes into `results`, then `done` is
+/// called.
+pub(crate) fn probe(
+    path: Arc<Path>,
+    reopen: bool,
+    results: mpsc::Sender<ProbeResult>,
+    done: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    spawn(move || {
+        let name = path.name().to_owned();
+        let found = if reopen {
+            // The old descriptor is not kept open for the sake of the probe.
+            let new = path.reopen().map_err(|error| error.to_string());
+            drop(path);
+            new.and_then(|new| read_block(&new).map(|()| Some(Arc::new(new))))
+        } else {
+            read_block(&path).map(|()| None)
+        };
+        let _ = results.send(ProbeResult { name, found });
+        done();
+    })
+}
+
+/// Opens a path that is to be added. The answer goes into `results`, then `done` is called.
+pub(crate) fn open(
+    name: PathBuf,
+    options: OpenOptions,
+    nr_workers: usize,
+    results: mpsc::Sender<ProbeResult>,
+    done: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    spawn(move || {
+        let opened = Path::open(name.clone(), options, nr_workers).map_err(|error| error.to_string());
+        let found = opened.and_then(|path| read_block(&path).map(|()| Some(Arc::new(path))));
+        let _ = results.send(ProbeResult { name, found });
+        done();
+    })
+}
+
+fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name("probe".into()).stack_size(128 << 10).spawn(run).map(drop)
+}
+
+fn read_block(path: &Path) -> Result<(), String> {
+    let limits = path.limits();
+    let len = limits.logical_block_bytes as usize;
+    let align = (limits.mem_align_bytes as usize).max(len);
+    let mut buffer = vec![0; len + align];
+    let start = buffer.as_ptr().align_offset(align);
+    let block = buffer.get_mut(start..start + len).ok_or("no aligned buffer")?;
+    match path.file().read_at(block, 0) {
+        Ok(moved) if moved == len => Ok(()),
+        Ok(moved) => Err(format!("short read: {moved} of {len} bytes")),
+        Err(error) => Err(error.to_string()),
+    }
+}

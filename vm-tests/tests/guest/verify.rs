@@ -58,7 +58,7 @@ fn flushes_between_writes_verify() -> Result<()> {
 #[test]
 fn polled_queues_verify() -> Result<()> {
     let image = Image::new(32)?;
-    let server = serve(&image.path()).num_queues(2).start()?;
+    let server = Server::polypath().path(image.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).kernel_arg("virtio_blk.poll_queues=1").disk(&server).queues(2).boot()?;
     ensure!(vm.sh("cat /sys/module/virtio_blk/parameters/poll_queues")?.trim() == "1");
     ensure!(vm.sh("cat /sys/block/vda/queue/io_poll")?.trim() == "1");

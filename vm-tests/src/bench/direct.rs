@@ -56,8 +56,8 @@ impl Client for Direct {
 
     fn reap(&mut self, done: &mut Vec<usize>) -> Result<()> {
         if self.ring.completion().is_empty() {
-            // Waiting is what a program without a server does here; polling would take the core from the kernel's
-            // own threads.
+            // Waits where the front-end polls: a loop device's kernel thread runs on the core of the submitter, and
+            // behind a polling one it gets that core every few ms.
             self.ring.submit_and_wait(1).context("wait")?;
         }
         for entry in self.ring.completion() {

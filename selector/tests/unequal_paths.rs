@@ -99,10 +99,12 @@ fn a_fast_failing_path_attracts_no_load() {
 #[test]
 fn a_path_that_was_slow_once_gets_its_share_back() {
     let (from_ns, to_ns) = (100 * MS, 2100 * MS);
-    for (times, depth) in [(10, 1), (10, 16), (1000, 1), (1000, 16)] {
+    for (times, depth, requests) in
+        [(10, 1, 45_000), (10, 16, 120_000), (1000, 1, 45_000), (1000, 16, 120_000)]
+    {
         let was_slow = Path { slow: Some((from_ns, to_ns, times)), ..Path::serial(100_000) };
         let paths = [was_slow, Path::serial(100_000), Path::serial(100_000)];
-        let report = Run::new(Kind::LearnedServiceTime, &paths).depth(depth).requests(200_000).run();
+        let report = Run::new(Kind::LearnedServiceTime, &paths).depth(depth).requests(requests).run();
         let end_ns = report.log.last().map_or(0, |(time, _)| *time);
         let is_back = |from_ns: &u64| {
             let share = report.share_between(0, *from_ns, *from_ns + 10 * MS);
@@ -129,7 +131,7 @@ fn a_hung_path_draws_no_more_requests() {
     for kind in KINDS {
         let hung = Path { slow: Some((50 * MS, 250 * MS, 20_000)), ..Path::delay(100_000) };
         let paths = [hung, Path::delay(100_000)];
-        let report = Run::new(kind, &paths).depth(32).requests(200_000).run();
+        let report = Run::new(kind, &paths).depth(32).requests(100_000).run();
         let sent =
             report.log.iter().filter(|(time, path)| *path == 0 && (50 * MS..250 * MS).contains(time)).count();
         let all = report.log.iter().filter(|(time, _)| (50 * MS..250 * MS).contains(time)).count();

@@ -90,7 +90,7 @@ impl Run {
             workers: 1,
             depth: 1,
             think_ns: 0,
-            requests: 100_000,
+            requests: 30_000,
             seed: 1,
         }
     }

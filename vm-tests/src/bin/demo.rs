@@ -49,7 +49,8 @@ impl Mark {
         let seconds = (self.when - earlier.when).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52, for a person to read")]
         let rate = (self.by_guest - earlier.by_guest) as f64 / seconds;
-        let [a, b] = [0, 1].map(|at| self.by_path[at] - earlier.by_path[at]);
+        // A refusal is counted a moment after the request that it belongs to.
+        let [a, b] = [0, 1].map(|at| self.by_path[at].saturating_sub(earlier.by_path[at]));
         format!("{rate:.0} IOPS over {seconds:.1} s: {a} requests by path a, {b} by path b")
     }
 }

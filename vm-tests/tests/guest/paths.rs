@@ -61,14 +61,15 @@ fn path_that_fails_only_writes_is_left_out() -> Result<()> {
     loses_a_path_under_load(Rule::errno(libc::ENOLINK).writes(), "errno=ENOLINK", true)
 }
 
-/// The file server behind all paths is killed: the guest gets errors, and nobody hangs.
+/// The file server behind all paths is killed, and nothing is to be waited for: the guest gets errors, and nobody hangs.
 #[test]
 fn loss_of_all_paths_gives_errors_and_no_hang() -> Result<()> {
     needs!(faulty::available(), "loss_of_all_paths_gives_errors_and_no_hang");
     let image = Image::new(64)?;
     let fs = FaultyFs::mount(&image.path(), &["a", "b"])?;
     fs.logging(false);
-    let mut server = Server::polypath().paths(fs.paths(&["a", "b"])).num_queues(2).start()?;
+    let server = Server::polypath().paths(fs.paths(&["a", "b"])).num_queues(2);
+    let mut server = server.arg("--no-path-retry").arg("fail").start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
     let load = vm.start_fio(&Fio::new("/dev/vda", "randread").depth(16).jobs(2, "16m").seconds(60))?;
     wait_until("a load on both paths", LOAD_TIMEOUT, || {
@@ -78,6 +79,29 @@ fn loss_of_all_paths_gives_errors_and_no_hang() -> Result<()> {
     ensure!(load.wait().is_err(), "a load went on without a path");
     ensure!(server.is_alive());
     drop(vm);
+    stop(server)
+}
+
+/// With no usable path for a moment the guest waits, and goes on unharmed when one returns.
+#[test]
+fn load_waits_until_a_path_returns() -> Result<()> {
+    needs!(faulty::available(), "load_waits_until_a_path_returns");
+    let image = Image::new(64)?;
+    let fs = FaultyFs::mount(&image.path(), &["a", "b"])?;
+    fs.logging(false);
+    let server = Server::polypath().paths(fs.paths(&["a", "b"])).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
+    let load = vm.start_fio(&Fio::new("/dev/vda", "randwrite").jobs(2, "8m").verify().lasting())?;
+    wait_until("a load on both paths", LOAD_TIMEOUT, || {
+        fs.counts("a").data() > 200 && fs.counts("b").data() > 200
+    })?;
+    fs.rule("a", Rule::errno(libc::EIO));
+    fs.rule("b", Rule::errno(libc::EIO));
+    server.wait_for_log("active=0", LOG_TIMEOUT)?;
+    ensure!(!load.is_done(), "the load was over before the paths were lost");
+    fs.clear("a");
+    load.wait().context("the guest must only have waited")?;
+    server.wait_for_log("path reinstated", LOG_TIMEOUT)?;
     stop(server)
 }
 

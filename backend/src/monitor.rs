@@ -15,7 +15,7 @@ use polypath_selector::PathArgs;
 
 use crate::disk::Disk;
 use crate::dispatch;
-use crate::probe::{self, ProbeResult};
+use crate::probe::{self, Expected, ProbeResult};
 use crate::status::{self, PathDetails};
 
 /// How the monitor is to work.
@@ -38,6 +38,8 @@ pub struct MonitorOptions {
 #[derive(Debug)]
 struct Watched {
     checker: Checker,
+    /// What the path was when it was first proved.
+    identity: Identity,
     /// Why the path was last refused, so that it is said once.
     refused: Option<String>,
     last_error: Option<String>,
@@ -105,7 +107,8 @@ impl Monitor {
         let (results_in, results) = mpsc::channel();
         let watched = |path: &Arc<Path>| {
             let checker = Checker::new(options.checker, now_ns);
-            (path.name().to_owned(), Watched { checker, refused: None, last_error: None })
+            let identity = path.identity().clone();
+            (path.name().to_owned(), Watched { checker, identity, refused: None, last_error: None })
         };
         Self {
             watched: table.paths().iter().map(watched).collect(),
@@ -233,7 +236,11 @@ impl Monitor {
             if watched.checker.is_due(now_ns) {
                 watched.checker.begin(now_ns);
                 let bell = Arc::clone(&self.bell);
-                let reopen = !path.is_active();
+                let reopen = (!path.is_active()).then(|| Expected {
+                    identity: (!self.options.trust_paths).then(|| watched.identity.clone()),
+                    size_bytes: self.limits.size_bytes,
+                    reference: table.paths().iter().find(|p| p.is_active()).cloned(),
+                });
                 let begun = probe::probe(Arc::clone(path), reopen, self.results_in.clone(), move || bell());
                 if let Err(error) = begun {
                     log::error!("cannot start a probe: {error}");
@@ -256,6 +263,10 @@ impl Monitor {
         let new = match result.found {
             Ok(new) => new,
             Err(why) => {
+                if why.starts_with("refused") && watched.refused.as_ref() != Some(&why) {
+                    log::error!("path {why}: path={}", result.name.display());
+                    watched.refused = Some(why.clone());
+                }
                 if watched.checker.end(now_ns, false, is_last) == CheckerVerdict::Fail {
                     fail(&table, index, watched, &why, now_ns);
                 }
@@ -303,9 +314,6 @@ impl Monitor {
 
     fn check(&self, new: &Path) -> Result<(), String> {
         let (limits, known) = (new.limits(), &self.limits);
-        if !self.options.trust_paths && *new.identity() != self.identity {
-            return Err(format!("it is another disk: {} there, {} expected", new.identity(), self.identity));
-        }
         if limits.size_bytes != known.size_bytes {
             return Err(format!("its size is {} bytes, expected {}", limits.size_bytes, known.size_bytes));
         }
@@ -338,7 +346,8 @@ impl Monitor {
     fn publish(&mut self, groups: Vec<Group>) -> anyhow::Result<()> {
         let map = Arc::clone(self.disk.map());
         let limits = Some(self.limits.clone());
-        let table = Table::with_limits(groups, map, limits, self.options.trust_paths)?;
+        // Each path was proved when it was opened.
+        let table = Table::with_limits(groups, map, limits, true)?;
         dispatch::check_selectors(&table)?;
         self.disk.table().publish(table);
         Ok(())

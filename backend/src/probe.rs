@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 
-use polypath_paths::{OpenOptions, Path};
+use polypath_paths::{Identity, OpenOptions, Path, prove};
 
 /// What a probe found.
 #[derive(Debug)]
@@ -18,21 +18,46 @@ pub(crate) struct ProbeResult {
     pub found: Result<Option<Arc<Path>>, String>,
 }
 
-/// Probes `path` on its own descriptor, or, if `reopen`, on a new one. The answer goes into `results`, then `done` is
+/// What a path that is opened has to prove.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    /// The disk that it must lead to; None: it is trusted.
+    pub identity: Option<Identity>,
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// A path to compare contents with where identifiers do not tell.
+    pub reference: Option<Arc<Path>>,
+}
+
+impl Expected {
+    fn check(&self, path: &Path) -> Result<(), String> {
+        match &self.identity {
+            Some(identity) => prove(path, identity, self.size_bytes, self.reference.as_deref())
+                .map_err(|error| format!("refused: {error}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Probes `path` on its own descriptor, or, if `reopen` says what to expect, on a new one. The answer goes into `results`, then `done` is
 /// called.
 pub(crate) fn probe(
     path: Arc<Path>,
-    reopen: bool,
+    reopen: Option<Expected>,
     results: mpsc::Sender<ProbeResult>,
     done: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     spawn(move || {
         let name = path.name().to_owned();
-        let found = if reopen {
+        let found = if let Some(expected) = reopen {
             // The old descriptor is not kept open for the sake of the probe.
             let new = path.reopen().map_err(|error| error.to_string());
             drop(path);
-            new.and_then(|new| read_block(&new).map(|()| Some(Arc::new(new))))
+            new.and_then(|new| {
+                read_block(&new)?;
+                expected.check(&new)?;
+                Ok(Some(Arc::new(new)))
+            })
         } else {
             read_block(&path).map(|()| None)
         };
@@ -46,12 +71,17 @@ pub(crate) fn open(
     name: PathBuf,
     options: OpenOptions,
     nr_workers: usize,
+    expected: Expected,
     results: mpsc::Sender<ProbeResult>,
     done: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     spawn(move || {
         let opened = Path::open(name.clone(), options, nr_workers).map_err(|error| error.to_string());
-        let found = opened.and_then(|path| read_block(&path).map(|()| Some(Arc::new(path))));
+        let found = opened.and_then(|path| {
+            read_block(&path)?;
+            expected.check(&path)?;
+            Ok(Some(Arc::new(path)))
+        });
         let _ = results.send(ProbeResult { name, found });
         done();
     })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use polypath_paths::text::{NoPathRetry, TableSpec};
-use polypath_paths::{FileKind, Group, MapState, OpenOptions, Path, Table, TableCell};
+use polypath_paths::{FileKind, Group, MapState, OpenOptions, Path, Table, TableCell, prove};
 
 use crate::cli::{Options, Switch};
 use crate::disk::{Disk, DiskOptions, ID_BYTES};
@@ -79,9 +79,18 @@ pub fn make_disk(
         let (selector, args) = (group.selector, group.args.clone());
         groups.push(Group { paths, selector, args, bypassed: false });
     }
+    if !options.trust_paths {
+        let first = groups.first().and_then(|g: &Group| g.paths.first()).map(|(path, _)| Arc::clone(path));
+        for (path, _) in groups.iter().flat_map(|group| &group.paths) {
+            let Some(first) = &first else { break };
+            prove(path, first.identity(), first.limits().size_bytes, Some(first)).with_context(|| {
+                format!("--path {}: against {}", path.name().display(), first.name().display())
+            })?;
+        }
+    }
     let retry = spec.no_path_retry.unwrap_or(NoPathRetry::Fail);
     let map = Arc::new(MapState::new(usize::from(options.num_queues), retry, bell));
-    let table = Table::with_limits(groups, map, None, options.trust_paths).context("--path")?;
+    let table = Table::with_limits(groups, map, None, true).context("--path")?;
     dispatch::check_selectors(&table).context("--selector")?;
     if let Some(sectors) = spec.length_sectors
         && sectors != table.limits().size_bytes / 512

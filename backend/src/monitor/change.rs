@@ -9,7 +9,7 @@ use polypath_paths::{Checker, Group, Path};
 use polypath_selector::PathArgs;
 
 use super::{Adding, Monitor, Removing, Watched};
-use crate::probe::{self, ProbeResult};
+use crate::probe::{self, Expected, ProbeResult};
 
 /// How often a removed path is looked at while it is still in use.
 const REMOVAL_LOOK_NS: u64 = 5_000_000;
@@ -122,6 +122,11 @@ impl Monitor {
             name.clone(),
             self.options.open,
             self.options.nr_workers,
+            Expected {
+                identity: (!self.options.trust_paths).then(|| self.identity.clone()),
+                size_bytes: self.limits.size_bytes,
+                reference: table.paths().iter().find(|p| p.is_active()).cloned(),
+            },
             self.results_in.clone(),
             move || bell(),
         )?;
@@ -156,7 +161,8 @@ impl Monitor {
         group.paths.push((Arc::clone(&path), adding.args.clone()));
         self.publish(groups)?;
         let checker = Checker::new(self.options.checker, now_ns);
-        self.watched.insert(result.name, Watched { checker, refused: None, last_error: None });
+        let identity = path.identity().clone();
+        self.watched.insert(result.name, Watched { checker, identity, refused: None, last_error: None });
         Ok(())
     }
 

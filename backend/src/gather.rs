@@ -5,7 +5,7 @@
 
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
 
-use crate::memory::GuestMap;
+use crate::memory::{self, GuestMap};
 use crate::request::Segment;
 
 /// A run of host memory for the kernel.
@@ -226,6 +226,10 @@ fn for_each_piece(
     for segment in segments {
         let mut addr = segment.addr;
         let len = usize::try_from(segment.len).map_err(|_| OutsideMemory)?;
+        if let Some(slice) = memory::slice(map, addr, len) {
+            each(Piece { ptr: slice.ptr_guard_mut().as_ptr(), addr, len });
+            continue;
+        }
         // A segment may cross from one region into the next.
         for slice in map.get_slices(addr, len) {
             let slice = slice.map_err(|_| OutsideMemory)?;

@@ -10,7 +10,7 @@ use virtio_bindings::virtio_blk::{
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
-use crate::memory::GuestMap;
+use crate::memory::{GuestAccess as _, GuestMap};
 use crate::vring::Descriptor;
 
 /// The unit of sector numbers, in bytes, whatever the block size.
@@ -185,8 +185,7 @@ fn understand(
     if !streams.in_order || request.status_addr.is_none() {
         return Err(Status::IoErr);
     }
-    let mut header = [0; HEADER_BYTES];
-    read_stream(map, streams.readable, &mut header)?;
+    let header = read_header(map, streams)?;
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
     let (nr_out, nr_in) = (streams.readable_len - HEADER_BYTES as u64, streams.writable_len - 1);
@@ -235,6 +234,20 @@ fn understand(
         _ => return Err(Status::Unsupp),
     }
     Ok(())
+}
+
+/// The first bytes that the device may read, however they are cut.
+fn read_header(map: &GuestMap, streams: &Streams<'_>) -> Result<[u8; HEADER_BYTES], Status> {
+    match streams.readable.first() {
+        Some(first) if first.len as usize >= HEADER_BYTES => {
+            map.read_at::<u128>(first.addr).map(u128::to_ne_bytes).ok_or(Status::IoErr)
+        }
+        _ => {
+            let mut header = [0; HEADER_BYTES];
+            read_stream(map, streams.readable, &mut header)?;
+            Ok(header)
+        }
+    }
 }
 
 /// Byte offset of a range that lies inside the disk.

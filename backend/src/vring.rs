@@ -10,9 +10,9 @@ use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
     VRING_USED_F_NO_NOTIFY,
 };
-use vm_memory::{ByteValued, Bytes as _, GuestAddress};
+use vm_memory::{ByteValued, GuestAddress};
 
-use crate::memory::GuestMap;
+use crate::memory::{GuestAccess as _, GuestMap};
 
 /// Most entries of a ring (`VIRTQUEUE_MAX_SIZE` in QEMU, and what Linux asks for at most).
 pub const RING_SIZE_MAX: u16 = 1024;
@@ -125,7 +125,7 @@ impl Vring {
             return None;
         }
         let used =
-            u16::from_le(map.load(at.used.0.checked_add(2).map(GuestAddress)?, Ordering::Acquire).ok()?);
+            u16::from_le(map.load_u16(at.used.0.checked_add(2).map(GuestAddress)?, Ordering::Acquire)?);
         Some(Self {
             size,
             at,
@@ -177,12 +177,12 @@ impl Vring {
     }
 
     fn load(&self, map: &GuestMap, at: GuestAddress, offset: u64, order: Ordering) -> Option<u16> {
-        map.load::<u16>(GuestAddress(at.0 + offset), order).ok().map(u16::from_le)
+        map.load_u16(GuestAddress(at.0 + offset), order).map(u16::from_le)
     }
 
     fn store(&self, map: &GuestMap, at: GuestAddress, offset: u64, value: u16, order: Ordering) {
         // The ring was inside guest memory when it was started; if it is not now, the guest cannot see it either.
-        let _ = map.store(value.to_le(), GuestAddress(at.0 + offset), order);
+        let _ = map.store_u16(value.to_le(), GuestAddress(at.0 + offset), order);
     }
 
     /// Looks how far the guest's available index is. True if there is something to take.
@@ -241,7 +241,7 @@ impl Vring {
             }
             nr_left = nr_left.checked_sub(1).ok_or(ChainError::Loop)?;
             let at = table.0.checked_add(16 * u64::from(index)).ok_or(ChainError::Memory)?;
-            let raw: RawDescriptor = map.read_obj(GuestAddress(at)).map_err(|_| ChainError::Memory)?;
+            let raw: RawDescriptor = map.read_at(GuestAddress(at)).ok_or(ChainError::Memory)?;
             let flags = u32::from(u16::from_le(raw.flags));
             let (addr, len) = (GuestAddress(u64::from_le(raw.addr)), u32::from_le(raw.len));
             if flags & VRING_DESC_F_INDIRECT != 0 {
@@ -272,7 +272,7 @@ impl Vring {
         }
         let element = u64::from(head) | u64::from(len) << 32;
         let at = GuestAddress(self.at.used.0 + 4 + 8 * self.slot(self.next_used));
-        let _ = map.write_obj(element.to_le(), at);
+        let _ = map.write_at(element.to_le(), at);
         self.next_used = self.next_used.wrapping_add(1);
     }
 

@@ -22,7 +22,7 @@ pub use command::{Command, WorkerHandle};
 use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
 use crate::engine::{Engine, Event};
-use crate::memory::MapLease;
+use crate::memory::{GuestAccess as _, MapLease};
 use crate::request::{self, Operation, Request, Segment, Status};
 use crate::transfer::{Next, Transfer};
 use crate::vring::{Descriptor, Pop, Vring};
@@ -511,7 +511,7 @@ impl<E: Engine> Worker<E> {
     fn answer(&mut self, request: Request, nr_bytes: u64, status: Status) {
         let (head, status_addr) = request.into_head();
         let map = self.map.map();
-        let written = status_addr.is_some_and(|addr| map.write_obj(status.byte(), addr).is_ok());
+        let written = status_addr.is_some_and(|addr| map.write_at(status.byte(), addr).is_some());
         let len = if written { u32::try_from(nr_bytes + 1).unwrap_or(u32::MAX) } else { 0 };
         self.vring.push_used(map, head, len);
     }

@@ -4,6 +4,7 @@
 //! command line, their socket and the guest.
 
 pub mod bench;
+pub mod control;
 pub mod faulty;
 pub mod front_end;
 pub mod guest;

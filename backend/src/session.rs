@@ -1,6 +1,6 @@
 //! One front-end: the state that its vhost-user messages build, and what they make the workers do.
 //!
-//! The `vhost` crate reads and checks the messages and calls [`Session`]; rings, memory and threads are ours (why not
+//! The `vhost` crate reads and checks the messages and calls `Session`; rings, memory and threads are ours (why not
 //! the crate's daemon: ARCHITECTURE.md). A session ends with its connection; what the workers took is finished first.
 
 use std::fs::File;

@@ -298,7 +298,9 @@ impl Control {
         self.stopping_since = Some(Instant::now());
         self.next = None;
         if let Some(session) = &self.session {
-            let _ = session.stream.shutdown(std::net::Shutdown::Both);
+            // The session reads the end, and closes only when its requests are answered: a front-end that sees the end
+            // before takes the used index of that moment for where to go on, and has the rest served twice.
+            let _ = session.stream.shutdown(std::net::Shutdown::Read);
         }
     }
 }

@@ -217,6 +217,7 @@ impl Dispatcher {
         let request = self.request(transfer, now_ns);
         transfer.sent_ns = now_ns;
         transfer.sent_bytes = bytes;
+        transfer.sent_path = transfer.path_index();
         let Some(index) = self.index_of(transfer) else {
             // A step of a transfer that began under an older table and stays on its path.
             self.retire(transfer, bytes, now_ns);
@@ -239,7 +240,7 @@ impl Dispatcher {
     }
 
     fn retire(&mut self, transfer: &Transfer, bytes: u64, now_ns: u64) {
-        let Some(path) = transfer.path_arc() else { return };
+        let Some(path) = transfer.sent_path_arc() else { return };
         let known = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path));
         let index = known.unwrap_or_else(|| {
             self.retired.push((Arc::clone(path), PathLoad::default()));
@@ -272,7 +273,7 @@ impl Dispatcher {
             if let (Some(ticket), true, Some(view)) = (ticket, same_table, self.groups.get_mut(group)) {
                 view.selector.end_io(ticket, now_ns, outcome);
             }
-        } else if let Some(path) = transfer.path_arc()
+        } else if let Some(path) = transfer.sent_path_arc()
             && let Some(at) = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path))
         {
             let (path, load) = &mut self.retired[at];
@@ -285,12 +286,12 @@ impl Dispatcher {
         }
     }
 
-    /// Index in the current table of the path that a transfer is on.
+    /// Index in the current table of the path that a transfer was sent by.
     fn index_of(&self, transfer: &Transfer) -> Option<usize> {
         if transfer.is_of(&self.snapshot) {
-            return Some(transfer.path_index());
+            return Some(transfer.sent_path);
         }
-        let path = transfer.path_arc()?;
+        let path = transfer.sent_path_arc()?;
         self.snapshot.paths().iter().position(|p| Arc::ptr_eq(p, path))
     }
 

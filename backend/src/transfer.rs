@@ -118,6 +118,8 @@ pub struct Transfer {
     pub sent_ns: u64,
     /// See `sent_ns`.
     pub sent_bytes: u64,
+    /// The path that it was sent by: a flush has moved on to its next one when its end is booked.
+    pub sent_path: usize,
     /// When the request met its first path error, in ns; 0: none.
     pub troubled_since_ns: u64,
     /// Since when it is held, in ns; 0: it is not.
@@ -322,9 +324,9 @@ impl Transfer {
         self.request.as_ref().map_or(0, |r| r.data_len)
     }
 
-    /// The path in use, to be kept.
-    pub fn path_arc(&self) -> Option<&Arc<Path>> {
-        self.table.as_ref().and_then(|t| t.paths().get(self.path))
+    /// The path that the last step was sent by, to be kept.
+    pub fn sent_path_arc(&self) -> Option<&Arc<Path>> {
+        self.table.as_ref().and_then(|t| t.paths().get(self.sent_path))
     }
 
     /// The path in use.

@@ -13,7 +13,12 @@ use crate::rig::{Progress, Rig, controlled, under_load};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Data beyond the block that is probed.
+/// What a path that is dead answers. An EIO of a flush is none of it: it says that data was lost.
+fn dead(errno: i32) -> Rule {
+    Rule::errno(errno).on(&[Kind::Read, Kind::Write, Kind::Fallocate])
+}
+
+/// Errors of all data beyond the block that is probed.
 fn data_errors() -> Rule {
     Rule::errno(libc::EIO).on(&[Kind::Read, Kind::Write]).sectors(8..u64::MAX / 512)
 }
@@ -33,7 +38,7 @@ fn each_path_in_turn_fails_and_returns_under_load() {
     need!(faulty);
     loaded(&[], |rig, progress| {
         for name in NAMES {
-            rig.fs.rule(name, Rule::errno(libc::EIO));
+            rig.fs.rule(name, dead(libc::EIO));
             let path = rig.fs.path(name);
             rig.wait_status("a failed path to be at rest", |status| {
                 !status.is_active(&path) && status.path(&path)["in_flight"] == 0
@@ -95,7 +100,7 @@ fn all_paths_are_lost_and_return_under_load() {
     need!(faulty);
     loaded(&["--no-path-retry", "queue"], |rig, progress| {
         for errno in [libc::EIO, libc::ENODEV] {
-            NAMES.iter().for_each(|name| rig.fs.rule(name, Rule::errno(errno)));
+            NAMES.iter().for_each(|name| rig.fs.rule(name, dead(errno)));
             rig.wait_status("no path", |status| status.nr_active() == 0);
             rig.wait_status("requests to be held", |status| status.nr_held() > 0);
             assert!(progress.wait(1, Duration::from_millis(200)).is_err(), "answers without a path");

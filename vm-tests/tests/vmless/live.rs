@@ -268,11 +268,11 @@ fn f10_f16_a_flush_by_several_paths_leaves_nothing_in_flight() {
 #[test]
 fn a_path_with_larger_blocks_is_not_added() {
     need!(loopdev);
-    let image = Image::filled(MIB);
-    let fine = LoopDev::on(&image.path).direct_io(true).attach().unwrap();
-    let coarse = LoopDev::on(&image.path).sector_size(4096).direct_io(true).attach().unwrap();
-    let other = LoopDev::on(&image.path).direct_io(true).attach().unwrap();
-    let shifted = LoopDev::on(&image.path).part(4096, 0).attach().unwrap();
+    let image = Image::filled(2 * MIB);
+    let part = |offset| LoopDev::on(&image.path).part(offset, MIB).direct_io(true);
+    let [fine, other] = [(); 2].map(|()| part(0).attach().unwrap());
+    let coarse = part(0).sector_size(4096).attach().unwrap();
+    let shifted = part(4096).attach().unwrap();
     let (_server, socket) = controlled(Server::polypath().path(fine.path()));
     let mut control = socket.connect().unwrap();
     let mut refused =

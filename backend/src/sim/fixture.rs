@@ -8,6 +8,8 @@ use polypath_selector::{GroupArgs, Kind, PathArgs};
 use proptest::test_runner::Config;
 use tempfile::TempDir;
 
+use crate::gather::Alignment;
+
 /// How the paths of a test are opened: through the page cache, which asks for no alignment.
 pub(crate) const CACHED: OpenOptions = OpenOptions { read_only: false, direct: false };
 
@@ -32,12 +34,14 @@ impl Links {
         self.dir.path().join(i.to_string())
     }
 
+    /// Opens name number `i`.
+    pub(crate) fn path(&self, i: usize, options: OpenOptions, nr_workers: usize) -> Arc<Path> {
+        Arc::new(Path::open(self.name(i), options, nr_workers).expect("path"))
+    }
+
     /// Opens the first `nr` names as the paths of one disk.
     pub(crate) fn table(&self, nr: usize, options: OpenOptions, nr_workers: usize) -> Table {
-        let open = |i| {
-            let path = Path::open(self.name(i), options, nr_workers).expect("path");
-            (Arc::new(path), PathArgs::default())
-        };
+        let open = |i| (self.path(i, options, nr_workers), PathArgs::default());
         let group = Group {
             paths: (0..nr).map(open).collect(),
             selector: Kind::RoundRobin,
@@ -54,6 +58,15 @@ pub(crate) fn table(nr: usize, size_bytes: u64) -> (Links, Table) {
     let links = Links::new(nr, size_bytes);
     let table = links.table(nr, CACHED, 1);
     (links, table)
+}
+
+/// The same table for a guest that was told of these blocks, and buffers of that alignment.
+pub(crate) fn with_alignment(table: &Table, align: Alignment) -> Table {
+    let mut limits = table.limits().clone();
+    limits.mem_align_bytes = u32::try_from(align.mem_bytes).expect("small");
+    limits.logical_block_bytes = u32::try_from(align.block_bytes).expect("small");
+    let (groups, map) = (table.groups().to_vec(), Arc::clone(table.map()));
+    Table::with_limits(groups, map, Some(limits), false).expect("table")
 }
 
 /// For proptest: so many cases, and no file of its own beside the sources.

@@ -48,6 +48,11 @@ impl RawRing {
         self.at
     }
 
+    /// Entries.
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
     fn slot(&self, index: u16) -> u64 {
         u64::from(index & (self.size - 1))
     }

@@ -8,6 +8,7 @@ use crate::request::{Segment, unreadable};
 use crate::sim::fixture::{Links, table};
 use crate::sim::iovecs;
 
+mod blocks;
 mod data;
 mod flush;
 mod write_through;
@@ -53,6 +54,10 @@ enum Step {
 impl Case {
     fn new(nr_paths: usize) -> Self {
         let (links, table) = table(nr_paths, DISK_BYTES);
+        Self::on(links, table)
+    }
+
+    fn on(links: Links, table: Table) -> Self {
         let guest = anonymous(MEMORY_BYTES);
         let lease = Rc::new(Lessor::new(Arc::clone(&guest)).lease());
         Self { _links: links, table: Rc::new(Arc::new(table)), guest, lease, transfer: Transfer::default() }

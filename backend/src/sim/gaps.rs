@@ -1,0 +1,33 @@
+//! What the runs leave out because it is known to go wrong: each goes with its fault.
+
+/// True is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gaps {
+    /// Waiting for a busy path without turning round and round.
+    pub(crate) spinning: bool,
+    /// A path's load is 0 when nothing is in flight there.
+    pub(crate) load: bool,
+    /// Memory that goes away under requests, the ring's own included.
+    pub(crate) memory: bool,
+    /// Reading nothing from the middle of a block.
+    pub(crate) nothing: bool,
+    /// The sync that write-through owes goes down the path that carried the last part.
+    pub(crate) write_through: bool,
+    /// Paths that are removed with writes to flush.
+    pub(crate) dirty_removal: bool,
+    /// The last active path is removed while others, which have failed, stay.
+    pub(crate) last_removal: bool,
+}
+
+impl Gaps {
+    /// What is known to go wrong today.
+    pub(crate) const KNOWN: Self = Self {
+        spinning: true,
+        load: false,
+        memory: true,
+        nothing: true,
+        write_through: true,
+        dirty_removal: true,
+        last_removal: true,
+    };
+}

@@ -1,0 +1,57 @@
+//! Runs about one matter each: what the random ones have found, or must never find.
+
+use std::num::NonZeroU32;
+
+use polypath_paths::text::NoPathRetry;
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+
+use super::gaps::Gaps;
+use super::lun::Faults;
+use super::profile::Profile;
+use super::run::runs;
+use crate::gather::Alignment;
+
+/// Nothing goes wrong and nothing changes.
+fn calm(profile: &mut Profile) {
+    profile.faults = Faults::default();
+    profile.nr_bad_sectors = 0;
+    (profile.breaks, profile.changes, profile.commands) = (0, 0, 0);
+    (profile.memory_changes, profile.wreck) = (false, false);
+    profile.gaps = Gaps::KNOWN;
+}
+
+#[test]
+fn a_calm_run() {
+    runs(100, calm);
+}
+
+#[test]
+fn f11_blocks_of_eight_sectors() {
+    runs(60, |profile| profile.align = Alignment { mem_bytes: 512, block_bytes: 4096 });
+}
+
+#[test]
+fn f14_no_path_for_longer_than_requests_wait() {
+    runs(60, |profile| {
+        profile.policy = NoPathRetry::Seconds(NonZeroU32::new(1).expect("1"));
+        (profile.nr_paths, profile.breaks, profile.changes) = (2, 6, 0);
+    });
+}
+
+#[test]
+fn f16_many_flushes_and_failing_paths() {
+    runs(60, |profile| {
+        profile.features = 1 << VIRTIO_BLK_F_FLUSH;
+        (profile.nr_paths, profile.breaks, profile.changes) = (4, 3, 2);
+        profile.faults = Faults { path: 10, ..Faults::default() };
+    });
+}
+
+#[test]
+fn f10_a_flush_over_several_paths_leaves_no_load_behind() {
+    runs(30, |profile| {
+        calm(profile);
+        (profile.nr_paths, profile.nr_groups) = (3, 1);
+        profile.gaps = Gaps { load: false, ..Gaps::KNOWN };
+    });
+}

@@ -94,6 +94,26 @@ fn f61_removing_a_path_that_has_requests_and_hangs() {
     assert!(disk.q().drain().unwrap().iter().all(|done| done.status == OK));
 }
 
+/// What is probed is compared with another path, which must be free to go meanwhile.
+#[test]
+fn f61_removing_a_path_while_another_one_hangs() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b", "c"], &["--path-timeout", "3000"]);
+    rig.tell("fail_path", "c");
+    rig.fs.rule("c", Rule::hold().on(&[Kind::Stat]));
+    rig.tell("reinstate_path", "c");
+    rig.fs.wait_held("c", 1, SOON).unwrap();
+    for name in ["a", "b"] {
+        let start = Instant::now();
+        rig.tell("remove_path", name);
+        assert!(start.elapsed() < AT_ONCE, "the removal of {name} took {:?}", start.elapsed());
+        rig.fs.add_name("d");
+        rig.control().run(&format!("add_path 1 {}", rig.dev(if name == "a" { "d" } else { "a" }))).unwrap();
+    }
+    rig.fs.release("c");
+    rig.wait_active("c", true);
+}
+
 /// The server of a path is stopped: opening, closing, looking at it, all hang.
 #[test]
 fn f61_removing_an_idle_path_whose_close_hangs() {

@@ -27,9 +27,9 @@ fn without_paths(args: &[&str]) -> (Rig, Disk) {
     (rig, disk)
 }
 
-/// Sends reads apart from each other.
+/// Sends reads apart from each other, none of the block that is probed.
 fn send_reads(q: &mut BlkQueue, nr: u64) {
-    for i in 0..nr {
+    for i in 1..=nr {
         q.stage(&Op::read(i * 16, 8)).unwrap();
     }
     q.kick();
@@ -137,9 +137,8 @@ fn what_is_held_goes_out_in_order() {
     let came: Vec<u64> = rig.fs.log_of("a", Kind::Write).iter().map(|op| op.offset / 512).collect();
     let place = |sector: &u64| came.iter().position(|s| s == sector).expect("every write came");
     // The kernel's threads may swap neighbours on the way to the server.
-    for (i, sector) in sectors.iter().enumerate() {
-        assert!(place(sector).abs_diff(i) < 12, "{sectors:?} came as {came:?}");
-    }
+    let swaps: usize = sectors.iter().enumerate().map(|(i, sector)| place(sector).abs_diff(i)).sum();
+    assert!(swaps < 4 * sectors.len(), "{sectors:?} came as {came:?}");
     rig.image.assert_filled(0..rig.image.sectors());
 }
 
@@ -278,14 +277,10 @@ fn f14_f19_memory_changes_while_requests_are_held() {
     assert_eq!(rig.status().nr_held(), 32);
     heal(&rig);
     for q in &mut disk.queues {
-        for done in q.drain().unwrap() {
+        for (i, done) in (0..).zip(q.drain().unwrap()) {
             assert_eq!(done.status, OK);
-            let sector = done.tag / 2 * 16;
-            assert!(
-                done.tag % 2 == 1 || done.data == filled(sector, 8) || done.tag == 0,
-                "read {}",
-                done.tag
-            );
+            let is_write = i % 2 == 1;
+            assert!(is_write || done.data == filled(i / 2 * 16, 8), "request {i}");
         }
     }
     rig.image.assert_filled(0..rig.image.sectors());
@@ -317,24 +312,28 @@ fn every_kind_of_request_is_held_and_goes_on() {
     rig.image.assert_filled(0..64);
 }
 
-/// An error that a request met long before does not count against the time that it may wait for a path.
+/// Errors that requests met before do not count as long as paths come and go in time.
 #[test]
-fn held_requests_survive_paths_that_come_and_go() {
+fn f36_held_requests_survive_paths_that_come_and_go() {
     need!(faulty);
-    let (rig, mut disk) = without_paths(&["--no-path-retry", "30"]);
+    let rig = Rig::start(Image::filled(MIB), &NAMES, &["--no-path-retry", "30"]);
+    let mut disk = rig.disk(1);
+    // The probe's block is well, so a path comes back as soon as its name is there to be opened.
+    for name in NAMES {
+        rig.fs.rule(name, Rule::errno(libc::ENODEV).sectors(8..u64::MAX / 512));
+        rig.fs.remove_name(name);
+    }
     send_reads(disk.q(), 16);
-    for round in 0..2 {
+    for name in ["a", "b", "a"] {
         rig.wait_status("requests to be held", |status| status.nr_held() == 16);
-        // A path that is well for its probe and fails what is sent then.
-        rig.fs.clear("a");
-        rig.fs.rule("a", Rule::errno(libc::ENODEV).sectors(8..u64::MAX / 512));
         let failures = rig.server.count_log("path failed");
+        rig.fs.add_name(name);
         wait_until("another failure", SOON, || rig.server.count_log("path failed") > failures).unwrap();
-        rig.fs.clear("a");
-        if round == 0 {
-            rig.fs.rule("a", Rule::errno(libc::ENODEV));
-            rig.wait_active("a", false);
-        }
+        rig.fs.remove_name(name);
+    }
+    for name in NAMES {
+        rig.fs.clear(name);
+        rig.fs.add_name(name);
     }
     answers(disk.q(), OK, Instant::now(), 0.0..10.0);
     assert_eq!(status(disk.q(), &Op::read(8, 8)), OK);

@@ -22,6 +22,7 @@ mod groups;
 mod hang;
 mod harness;
 mod held;
+mod identity;
 mod io;
 mod lifecycle;
 mod live;

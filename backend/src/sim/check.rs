@@ -127,6 +127,10 @@ impl World {
             if !may_hold && !may_block && !is_news_coming {
                 assert_eq!(nr_with_device, nr_flight, "sleeps with requests not taken, or lost");
             }
+            if may_hold && !may_block && !self.profile.gaps.held {
+                let shown = self.disk.map().held().nr_requests as usize;
+                assert_eq!(shown, nr_with_device - nr_flight, "shown as held");
+            }
         }
         if nr_with_device == 0 && !is_news_coming {
             let held = self.old_maps.iter().filter(|map| map.strong_count() != 0).count();

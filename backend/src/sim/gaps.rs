@@ -9,6 +9,10 @@ pub(crate) struct Gaps {
     pub(crate) load: bool,
     /// Memory that goes away under requests, the ring's own included.
     pub(crate) memory: bool,
+    /// What waits for a path is shown as held.
+    pub(crate) held: bool,
+    /// A stop fails no write that only waits for another one.
+    pub(crate) blocked: bool,
     /// Reading nothing from the middle of a block.
     pub(crate) nothing: bool,
     /// The sync that write-through owes goes down the path that carried the last part.
@@ -25,6 +29,8 @@ impl Gaps {
         spinning: true,
         load: false,
         memory: true,
+        held: true,
+        blocked: true,
         nothing: true,
         write_through: true,
         dirty_removal: true,

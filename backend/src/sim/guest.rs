@@ -203,6 +203,9 @@ impl World {
                 IOERR
             }
             last => {
+                let is_blocked = ended.stopping && ended.active != 0 && last == Last::Nothing;
+                let may_be_failed = self.profile.gaps.blocked || is_vague;
+                assert!(!is_blocked || may_be_failed, "head {head} was failed by a stop with a path there");
                 assert!(without_path, "head {head} gave up after {last:?} with {record:?}, {ended:?}");
                 IOERR
             }

@@ -10,7 +10,7 @@ use super::fixture::{CACHED, Links};
 use super::lun::{NR_PORTS, PATH_ERRORS};
 use super::profile::Profile;
 use super::rng::Rng;
-use super::world::World;
+use super::world::{Outstanding, World};
 use crate::disk::{Disk, DiskOptions};
 use crate::dispatch;
 
@@ -150,7 +150,8 @@ impl World {
     }
 
     fn may_remove(&self, table: &Table, path: &Path) -> bool {
-        let is_in_use = path.ledger().is_dirty() || self.ops.iter().any(|op| op.port == port_of(path));
+        let is_changing = |o: &Outstanding| o.ended.is_none() && o.record.is_started;
+        let is_in_use = path.ledger().is_dirty() || self.outstanding.values().any(is_changing);
         let is_last_active = path.is_active() && table.nr_active() == 1;
         table.paths().len() > 1
             && !(is_in_use && self.profile.gaps.dirty_removal)

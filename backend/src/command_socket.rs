@@ -153,11 +153,11 @@ fn run(line: &str, monitor: &mut Monitor, token: u64, now_ns: u64) -> anyhow::Re
         ["no_path_retry", value] => monitor.set_no_path_retry(value.parse()?),
         ["add_path", group, device, args @ ..] => {
             let group = group.parse().with_context(|| format!("{group} is not a group number"))?;
-            monitor.add_path(PathBuf::from(device), group, args, token)?;
+            monitor.add_path(PathBuf::from(device), group, args, token, now_ns)?;
             return Ok(Done::Later);
         }
         ["remove_path", device] => {
-            monitor.remove_path(Path::new(device), token)?;
+            monitor.remove_path(Path::new(device), token, now_ns)?;
             return Ok(Done::Later);
         }
         ["path_args", device, args @ ..] => monitor.set_path_args(Path::new(device), args)?,

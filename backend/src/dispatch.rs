@@ -26,6 +26,8 @@ pub struct Dispatcher {
     worker: usize,
     /// Whether any selector looks at loads.
     weighs_load: bool,
+    /// Whether some path is in several groups.
+    has_twins: bool,
 }
 
 #[derive(Debug)]
@@ -82,6 +84,12 @@ fn make_groups(table: &Table, worker: usize) -> Result<Vec<GroupView>, NewError>
     table.groups().iter().map(view).collect()
 }
 
+/// Whether some path is in several groups.
+fn has_twins(table: &Table) -> bool {
+    let paths = table.paths();
+    paths.iter().enumerate().any(|(i, path)| paths.iter().skip(i + 1).any(|other| Arc::ptr_eq(path, other)))
+}
+
 fn weighs_load(table: &Table) -> bool {
     table.groups().iter().any(|g| !matches!(g.selector, Kind::RoundRobin | Kind::IoAffinity))
 }
@@ -101,6 +109,7 @@ impl Dispatcher {
             retired: Vec::new(),
             worker,
             weighs_load: weighs_load(&table),
+            has_twins: has_twins(&table),
             snapshot: Rc::new(table),
         })
     }
@@ -152,7 +161,10 @@ impl Dispatcher {
         for (old_index, path) in self.snapshot.paths().iter().enumerate() {
             let load = self.load.own[old_index];
             match table.paths().iter().position(|p| Arc::ptr_eq(p, path)) {
-                Some(index) => own[index] = load,
+                Some(_) => {
+                    let twins = own.iter_mut().zip(table.paths());
+                    twins.filter(|(_, p)| Arc::ptr_eq(p, path)).for_each(|(own, _)| *own = load);
+                }
                 None if load.in_flight != 0 => self.retired.push((Arc::clone(path), load)),
                 None => {}
             }
@@ -167,6 +179,7 @@ impl Dispatcher {
         self.load = Loads { others: vec![PathLoad::default(); own.len()], own };
         self.groups = groups;
         self.weighs_load = weighs_load(&table);
+        self.has_twins = has_twins(&table);
         self.snapshot = Rc::new(table);
     }
 
@@ -229,14 +242,29 @@ impl Dispatcher {
             transfer.ticket =
                 Some(view.selector.start_io(index - first, &request, &self.load.of_group(first)));
         }
-        let load = &mut self.load.own[index];
-        load.in_flight += 1;
-        load.bytes += bytes;
+        self.change_load(index, |load| {
+            load.in_flight += 1;
+            load.bytes += bytes;
+        });
+        let load = &self.load.own[index];
         let path = &self.snapshot.paths()[index];
         if load.in_flight == 1 {
             path.gauges().note_progress(self.worker, now_ns);
         }
         path.gauges().show(self.worker, *load);
+    }
+
+    /// Changes the load of a path, wherever it stands in the table.
+    fn change_load(&mut self, index: usize, change: impl Fn(&mut PathLoad)) {
+        if !self.has_twins {
+            return change(&mut self.load.own[index]);
+        }
+        let paths = self.snapshot.paths();
+        for (load, path) in self.load.own.iter_mut().zip(paths) {
+            if Arc::ptr_eq(path, &paths[index]) {
+                change(load);
+            }
+        }
     }
 
     fn retire(&mut self, transfer: &Transfer, bytes: u64, now_ns: u64) {
@@ -262,8 +290,8 @@ impl Dispatcher {
         };
         let ticket = transfer.ticket.take();
         if let Some(index) = self.index_of(transfer) {
-            let load = &mut self.load.own[index];
-            less(load);
+            self.change_load(index, less);
+            let load = &self.load.own[index];
             let path = &self.snapshot.paths()[index];
             path.gauges().note_progress(self.worker, now_ns);
             path.gauges().show(self.worker, *load);
@@ -310,6 +338,13 @@ impl Dispatcher {
             );
         }
         self.refresh();
+    }
+
+    /// A write was completed on a path that may not be in the table any more: some path of it has to be flushed.
+    pub fn note_foreign_write(&self) {
+        if let Some(path) = self.snapshot.paths().first() {
+            path.ledger().note_write(self.worker);
+        }
     }
 
     /// Whether some path of the current table is active.

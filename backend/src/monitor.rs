@@ -43,22 +43,26 @@ struct Watched {
     /// Why the path was last refused, so that it is said once.
     refused: Option<String>,
     last_error: Option<String>,
+    /// The probe that is under way: the answer of another one (to an earlier path of the name) is not its.
+    probe_id: u64,
 }
 
 /// A path on its way in, and who asked for it.
 #[derive(Debug)]
 struct Adding {
+    id: u64,
+    until_ns: u64,
     group: usize,
     args: PathArgs,
     token: u64,
 }
 
-/// A path on its way out: closed when nothing uses it any more.
+/// A path on its way out: closed when nothing uses it any more, on a thread of its own, since closing may hang too.
 #[derive(Debug)]
-struct Removing {
-    name: PathBuf,
-    path: std::sync::Weak<Path>,
-    token: u64,
+struct Closing {
+    path: Arc<Path>,
+    /// Who waits for it, and until when at the latest.
+    waiting: Option<(u64, u64)>,
 }
 
 /// The watch over one disk's paths.
@@ -69,12 +73,16 @@ pub struct Monitor {
     options: MonitorOptions,
     watched: BTreeMap<PathBuf, Watched>,
     adding: BTreeMap<PathBuf, Adding>,
-    removing: Vec<Removing>,
+    closing: Vec<Closing>,
+    next_id: u64,
     /// Answers to commands that took time: token, text.
     answers: Vec<(u64, String)>,
     failback: Failback,
     results: mpsc::Receiver<ProbeResult>,
     results_in: mpsc::Sender<ProbeResult>,
+    /// Paths that were closed: who waits for it.
+    closed: mpsc::Receiver<Option<u64>>,
+    closed_in: mpsc::Sender<Option<u64>>,
     /// Rings the control loop.
     bell: Arc<dyn Fn() + Send + Sync>,
     /// What every path has to be.
@@ -105,19 +113,26 @@ impl Monitor {
     ) -> Self {
         let table = disk.table().load();
         let (results_in, results) = mpsc::channel();
+        let (closed_in, closed) = mpsc::channel();
         let watched = |path: &Arc<Path>| {
             let checker = Checker::new(options.checker, now_ns);
             let identity = path.identity().clone();
-            (path.name().to_owned(), Watched { checker, identity, refused: None, last_error: None })
+            (
+                path.name().to_owned(),
+                Watched { checker, identity, refused: None, last_error: None, probe_id: 0 },
+            )
         };
         Self {
             watched: table.paths().iter().map(watched).collect(),
             adding: BTreeMap::new(),
-            removing: Vec::new(),
+            closing: Vec::new(),
+            next_id: 1,
             answers: Vec::new(),
             failback: Failback::new(options.failback),
             results,
             results_in,
+            closed,
+            closed_in,
             bell,
             // The paths were compared when the table was made.
             identity: table.paths()[0].identity().clone(),
@@ -163,12 +178,12 @@ impl Monitor {
         self.note_failures(&table, now_ns);
         let next_ns = self.find_hung(&table, now_ns);
         let next_ns = next_ns.min(self.run_checkers(&table, now_ns));
-        self.note_group(&table);
+        self.note_group(&table, now_ns);
         if self.failback.is_due(now_ns) {
             self.fail_back(&table);
         }
         let next_ns = next_ns.min(self.failback.next_ns().unwrap_or(u64::MAX));
-        let next_ns = next_ns.min(self.finish_removals(now_ns));
+        let next_ns = next_ns.min(self.close_unused(now_ns)).min(self.give_up_adding(now_ns));
         let epoch = self.disk.map().epoch();
         if epoch != self.seen_epoch {
             self.seen_epoch = epoch;
@@ -235,13 +250,21 @@ impl Monitor {
             }
             if watched.checker.is_due(now_ns) {
                 watched.checker.begin(now_ns);
+                watched.probe_id = self.next_id;
+                self.next_id += 1;
                 let bell = Arc::clone(&self.bell);
                 let reopen = (!path.is_active()).then(|| Expected {
                     identity: (!self.options.trust_paths).then(|| watched.identity.clone()),
                     size_bytes: self.limits.size_bytes,
                     reference: table.paths().iter().find(|p| p.is_active()).cloned(),
                 });
-                let begun = probe::probe(Arc::clone(path), reopen, self.results_in.clone(), move || bell());
+                let begun = probe::probe(
+                    watched.probe_id,
+                    Arc::clone(path),
+                    reopen,
+                    self.results_in.clone(),
+                    move || bell(),
+                );
                 if let Err(error) = begun {
                     log::error!("cannot start a probe: {error}");
                     watched.checker.end(now_ns, path.is_active(), false);
@@ -253,12 +276,17 @@ impl Monitor {
     }
 
     fn probe_ended(&mut self, result: ProbeResult, now_ns: u64) {
-        if let Some(adding) = self.adding.remove(&result.name) {
+        if self.adding.get(&result.name).is_some_and(|adding| adding.id == result.id)
+            && let Some(adding) = self.adding.remove(&result.name)
+        {
             return self.finish_adding(result, adding, now_ns);
         }
         let table = self.disk.table().load();
         let Some(index) = table.paths().iter().position(|p| p.name() == result.name) else { return };
         let Some(watched) = self.watched.get_mut(&result.name) else { return };
+        if watched.probe_id != result.id {
+            return;
+        }
         let is_last = table.nr_active() == 0;
         let new = match result.found {
             Ok(new) => new,
@@ -288,6 +316,9 @@ impl Monitor {
             return self.refuse(&new, why, now_ns);
         }
         let name = new.name().to_owned();
+        if let Some(old) = table.paths().iter().find(|p| p.name() == name) {
+            self.closing.push(Closing { path: Arc::clone(old), waiting: None });
+        }
         let groups = replaced(table.groups(), &name, &new);
         let Some(group) = groups.iter().position(|g| g.paths.iter().any(|(p, _)| Arc::ptr_eq(p, &new)))
         else {
@@ -353,12 +384,14 @@ impl Monitor {
         Ok(())
     }
 
-    fn note_group(&mut self, table: &Table) {
+    fn note_group(&mut self, table: &Table, now_ns: u64) {
         let group = table.current_group();
         if group != self.group_seen {
             let number = |g: Option<usize>| g.map_or_else(|| "none".to_owned(), |g| (g + 1).to_string());
             log::warn!("group switched: from={} to={}", number(self.group_seen), number(group));
             if group.is_none() {
+                // Whatever was held back is needed now.
+                self.watched.values_mut().for_each(|watched| watched.checker.suspected(now_ns));
                 log::error!("no path: requests are held, no_path_retry={}", self.disk.map().no_path_retry());
             }
             self.group_seen = group;

@@ -12,6 +12,8 @@ use polypath_paths::{Identity, OpenOptions, Path, prove};
 /// What a probe found.
 #[derive(Debug)]
 pub(crate) struct ProbeResult {
+    /// The number that the probe was given.
+    pub id: u64,
     /// The path's name.
     pub name: PathBuf,
     /// The path, opened anew if that was asked for; or why it does not work.
@@ -42,6 +44,7 @@ impl Expected {
 /// Probes `path` on its own descriptor, or, if `reopen` says what to expect, on a new one. The answer goes into `results`, then `done` is
 /// called.
 pub(crate) fn probe(
+    id: u64,
     path: Arc<Path>,
     reopen: Option<Expected>,
     results: mpsc::Sender<ProbeResult>,
@@ -61,13 +64,14 @@ pub(crate) fn probe(
         } else {
             read_block(&path).map(|()| None)
         };
-        let _ = results.send(ProbeResult { name, found });
+        let _ = results.send(ProbeResult { id, name, found });
         done();
     })
 }
 
 /// Opens a path that is to be added. The answer goes into `results`, then `done` is called.
 pub(crate) fn open(
+    id: u64,
     name: PathBuf,
     options: OpenOptions,
     nr_workers: usize,
@@ -82,7 +86,15 @@ pub(crate) fn open(
             expected.check(&path)?;
             Ok(Some(Arc::new(path)))
         });
-        let _ = results.send(ProbeResult { name, found });
+        let _ = results.send(ProbeResult { id, name, found });
+        done();
+    })
+}
+
+/// Closes a path that nothing else uses: the file system may have to be asked. `done` is called afterwards.
+pub(crate) fn close(path: Arc<Path>, done: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    spawn(move || {
+        drop(path);
         done();
     })
 }

@@ -73,6 +73,8 @@ pub enum Next {
     Later(u64),
     /// This path failed with that errno: take it out and go on elsewhere.
     Elsewhere(i32),
+    /// This path may not do it, which says nothing about the others: ask each once; no path is at fault.
+    AskOthers,
 }
 
 /// A worker's hold on a table: counted without a shared write.
@@ -283,6 +285,52 @@ impl Transfer {
         if self.work() == Work::Flush && !self.is_all_written() {
             self.plan_flush();
         }
+    }
+
+    /// Lets go of an old map while the transfer waits: its buffers are looked up in the new one.
+    ///
+    /// # Errors
+    /// They are not there any more: the request is to be ended.
+    pub fn remap(&mut self, map: &Rc<MapLease>) -> Result<(), OutsideMemory> {
+        self.map = Some(Rc::clone(map));
+        let Some(request) = &self.request else { return Ok(()) };
+        let operation = request.operation;
+        if !matches!(operation, Operation::Read { .. } | Operation::Write { .. }) || self.len == 0 {
+            return Ok(());
+        }
+        let Some(table) = &self.table else { return Ok(()) };
+        let limits = table.limits();
+        let align = Alignment {
+            mem_bytes: limits.mem_align_bytes as usize,
+            block_bytes: limits.logical_block_bytes as usize,
+        };
+        let data_len = request.data_len;
+        match operation {
+            Operation::Read { offset } if self.len != data_len => {
+                let (skip, whole) = (to_usize(offset - self.offset)?, to_usize(self.len)?);
+                self.gather.surround(map.map(), &self.buffers.segments, skip, whole, align)?;
+                // What was read into the old bounce buffer is gone with it.
+                self.done = 0;
+            }
+            _ => {
+                let was_bounced = self.gather.is_bounced();
+                self.gather.map(map.map(), &self.buffers.segments, align)?;
+                if self.gather.is_bounced() && matches!(operation, Operation::Write { .. }) {
+                    self.gather.copy_in(map.map())?;
+                } else if was_bounced || self.gather.is_bounced() {
+                    self.done = 0;
+                }
+            }
+        }
+        self.first = 0;
+        let done = self.done;
+        self.cut_off(done);
+        Ok(())
+    }
+
+    /// Marks the path in use as one that may not do this.
+    pub fn note_tried(&mut self) {
+        self.tried |= 1 << self.path;
     }
 
     /// Marks the path in use as one that refused the request.
@@ -527,6 +575,14 @@ impl Transfer {
                 Next::Later(wait_ms)
             }
             Verdict::Busy | Verdict::Interrupted => self.elsewhere(errno),
+            // A path may be made read-only by itself (blockdev --setro).
+            Verdict::TargetError(_)
+                if self.changes().is_some()
+                    && self.work() != Work::Flush
+                    && matches!(errno, libc::EPERM | libc::EACCES | libc::EROFS) =>
+            {
+                Next::AskOthers
+            }
             Verdict::TargetError(Refusal::Unsupp) if self.fall_back() => Next::Again,
             Verdict::TargetError(Refusal::Unsupp) => Next::Finished(Status::Unsupp),
             Verdict::TargetError(Refusal::IoErr) => Next::Finished(Status::IoErr),

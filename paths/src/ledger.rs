@@ -29,7 +29,8 @@ pub struct Coverage {
 impl Ledger {
     /// A ledger for `nr_workers`. It starts with one write to cover: what an earlier process wrote may still be volatile.
     pub fn new(nr_workers: usize) -> Self {
-        let lines: Box<[Line]> = (0..nr_workers.max(1)).map(|_| Line::default()).collect();
+        // The last line is the control loop's.
+        let lines: Box<[Line]> = (0..nr_workers.max(1) + 1).map(|_| Line::default()).collect();
         lines[0].written.store(1, Ordering::Relaxed);
         Self { lines }
     }
@@ -39,6 +40,11 @@ impl Ledger {
         let written = &self.lines[worker].written;
         // Only this worker writes the line, so no read-modify-write is needed.
         written.store(written.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// A path that carried a write goes away: this one has to be flushed in its place. For the control loop only.
+    pub fn note_foreign_write(&self) {
+        self.note_write(self.lines.len() - 1);
     }
 
     /// Whether a write has completed that no flush has covered.

@@ -173,6 +173,8 @@ impl MapState {
             u64::MAX => return WithoutPath::Hold(None),
             _ => {}
         }
+        // The last path may have gone in a way that no worker saw (it was removed).
+        self.note_no_path(now_ns);
         let since = self.no_path_since_ns().unwrap_or(now_ns);
         let since = if troubled_since_ns == 0 { since } else { since.min(troubled_since_ns) };
         let until = since.saturating_add(retry_ns);

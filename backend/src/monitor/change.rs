@@ -8,7 +8,7 @@ use polypath_paths::text::NoPathRetry;
 use polypath_paths::{Checker, Group, Path};
 use polypath_selector::PathArgs;
 
-use super::{Adding, Monitor, Removing, Watched};
+use super::{Adding, Closing, Monitor, Watched, ns};
 use crate::probe::{self, Expected, ProbeResult};
 
 /// How often a removed path is looked at while it is still in use.
@@ -102,6 +102,7 @@ impl Monitor {
         group_number: usize,
         words: &[&str],
         token: u64,
+        now_ns: u64,
     ) -> anyhow::Result<()> {
         let table = self.disk.table().load();
         let nr_groups = table.groups().len();
@@ -118,7 +119,10 @@ impl Monitor {
             PathArgs::parse(kind, words)?
         };
         let bell = Arc::clone(&self.bell);
+        let id = self.next_id;
+        self.next_id += 1;
         probe::open(
+            id,
             name.clone(),
             self.options.open,
             self.options.nr_workers,
@@ -130,7 +134,8 @@ impl Monitor {
             self.results_in.clone(),
             move || bell(),
         )?;
-        self.adding.insert(name, Adding { group: group_number - 1, args, token });
+        let until_ns = now_ns + ns(self.options.path_timeout);
+        self.adding.insert(name, Adding { id, until_ns, group: group_number - 1, args, token });
         Ok(())
     }
 
@@ -159,15 +164,40 @@ impl Monitor {
         }
         let group = groups.get_mut(adding.group).context("the group is gone")?;
         group.paths.push((Arc::clone(&path), adding.args.clone()));
+        let first = group.paths.iter().filter(|(p, _)| p.is_active()).count() == 1;
         self.publish(groups)?;
+        let table = self.disk.table().load();
+        if let Some(best) = table.best_group()
+            && self.failback.path_up(now_ns, adding.group, first, best, table.map().current_group())
+        {
+            self.fail_back(&table);
+        }
         let checker = Checker::new(self.options.checker, now_ns);
         let identity = path.identity().clone();
-        self.watched.insert(result.name, Watched { checker, identity, refused: None, last_error: None });
+        self.watched
+            .insert(result.name, Watched { checker, identity, refused: None, last_error: None, probe_id: 0 });
         Ok(())
     }
 
+    /// Whoever waits for a path whose opening takes too long is told so; the path is not added later.
+    pub(super) fn give_up_adding(&mut self, now_ns: u64) -> u64 {
+        let (answers, timeout) = (&mut self.answers, self.options.path_timeout);
+        self.adding.retain(|name, adding| {
+            let in_time = now_ns < adding.until_ns;
+            if !in_time {
+                let ms = timeout.as_millis();
+                answers.push((
+                    adding.token,
+                    format!("error: path {}: gives no answer within {ms} ms", name.display()),
+                ));
+            }
+            in_time
+        });
+        self.adding.values().map(|adding| adding.until_ns).min().unwrap_or(u64::MAX)
+    }
+
     /// Takes a path out of the table. The answer comes when its descriptor is closed, under `token`.
-    pub fn remove_path(&mut self, name: &StdPath, token: u64) -> anyhow::Result<()> {
+    pub fn remove_path(&mut self, name: &StdPath, token: u64, now_ns: u64) -> anyhow::Result<()> {
         self.known(name)?;
         let table = self.disk.table().load();
         let mut groups = table.groups().to_vec();
@@ -178,37 +208,63 @@ impl Monitor {
         if groups.is_empty() {
             bail!("path {} is the only one of the table", name.display());
         }
-        let path = table.paths().iter().find(|p| p.name() == name).map(Arc::downgrade);
-        let nr_groups = table.groups().len();
-        let current = table.current_group();
+        let path = table.paths().iter().find(|p| p.name() == name).cloned().context("the path is gone")?;
+        // The group in use is found again by a path of it: numbers move when a group vanishes.
+        let current = table.current_group().and_then(|group| table.groups().get(group));
+        let kept =
+            current.and_then(|g| g.paths.iter().find(|(p, _)| p.name() != name)).map(|(p, _)| Arc::clone(p));
+        let group = kept.and_then(|kept| {
+            groups.iter().position(|g| g.paths.iter().any(|(path, _)| Arc::ptr_eq(path, &kept)))
+        });
+        // What it carried is flushed by another path from now on.
+        if let Some((heir, _)) = groups.iter().flat_map(|g| &g.paths).next() {
+            heir.ledger().note_foreign_write();
+        }
         drop(table);
         self.publish(groups)?;
         let table = self.disk.table().load();
-        if table.groups().len() != nr_groups {
-            // The numbers have moved: the group of the first path that was in use is found anew.
-            table.switch_group(None);
-        } else {
-            table.switch_group(current);
-        }
+        table.switch_group(group);
         self.watched.remove(name);
         log::info!("path removed: path={} active={}", name.display(), table.nr_active());
-        if let Some(path) = path {
-            self.removing.push(Removing { name: name.to_owned(), path, token });
-        }
+        let until_ns = now_ns + ns(self.options.path_timeout);
+        self.closing.push(Closing { path, waiting: Some((token, until_ns)) });
         Ok(())
     }
 
-    pub(super) fn finish_removals(&mut self, now_ns: u64) -> u64 {
-        let answers = &mut self.answers;
-        self.removing.retain(|removing| {
-            let in_use = removing.path.strong_count() != 0;
-            if !in_use {
-                log::info!("path closed: path={}", removing.name.display());
-                answers.push((removing.token, "ok".to_owned()));
+    /// Closes the paths that nothing uses any more, and answers who waits for that.
+    pub(super) fn close_unused(&mut self, now_ns: u64) -> u64 {
+        let (closing, mut in_use) = (std::mem::take(&mut self.closing), Vec::new());
+        for mut closing in closing {
+            // One hold is this one; the table's, the workers' and the probes' are the others.
+            if Arc::strong_count(&closing.path) != 1 {
+                if let Some((token, until_ns)) = closing.waiting
+                    && now_ns >= until_ns
+                {
+                    let name = closing.path.name().display();
+                    let why =
+                        "is out of the table but has requests that do not end; it is closed when they do";
+                    self.answers.push((token, format!("error: path {name}: {why}")));
+                    closing.waiting = None;
+                }
+                in_use.push(closing);
+                continue;
             }
-            in_use
-        });
-        if self.removing.is_empty() { u64::MAX } else { now_ns + REMOVAL_LOOK_NS }
+            let (name, token) = (closing.path.name().display().to_string(), closing.waiting.map(|(t, _)| t));
+            let (closed, bell) = (self.closed_in.clone(), Arc::clone(&self.bell));
+            let begun = probe::close(closing.path, move || {
+                log::info!("path closed: path={name}");
+                let _ = closed.send(token);
+                bell();
+            });
+            if let Err(error) = begun {
+                log::error!("cannot start a thread to close a path: {error}");
+            }
+        }
+        self.closing = in_use;
+        while let Ok(token) = self.closed.try_recv() {
+            self.answers.extend(token.map(|token| (token, "ok".to_owned())));
+        }
+        if self.closing.is_empty() { u64::MAX } else { now_ns + REMOVAL_LOOK_NS }
     }
 
     /// Changes the arguments of a path for its group's selector (for service-time, its weight).

@@ -84,6 +84,8 @@ pub struct Worker<E> {
     blocked: Vec<Box<Transfer>>,
     /// When to look at the held ones again, in ns, even if nothing happens.
     held_until_ns: Option<u64>,
+    /// How many held ones the others were last shown.
+    nr_held_shown: usize,
     /// The map's state at the last look at what is held and blocked.
     waiting_epoch: u64,
     chain: Vec<Descriptor>,
@@ -129,6 +131,7 @@ impl<E: Engine> Worker<E> {
             held: VecDeque::with_capacity(size),
             blocked: Vec::with_capacity(size),
             held_until_ns: None,
+            nr_held_shown: 0,
             waiting_epoch: 0,
             chain: Vec::with_capacity(size),
             // Used entries may have been published for which the guest was never called.
@@ -206,6 +209,10 @@ impl<E: Engine> Worker<E> {
         if self.is_served() {
             self.take_requests();
         }
+        if self.held.len() != self.nr_held_shown {
+            self.nr_held_shown = self.held.len();
+            self.show_held();
+        }
         if (self.in_memory && self.vring.publish(self.map.map())) || self.call_owed {
             self.call_owed = false;
             self.call();
@@ -239,9 +246,29 @@ impl<E: Engine> Worker<E> {
                     if let Some(at) = at {
                         self.vring.move_to(at);
                     }
+                    self.remap_waiting();
                 }
                 Command::Stop => self.stopping = true,
             }
+        }
+    }
+
+    /// What waits here must not keep an old map: its end is waited for.
+    fn remap_waiting(&mut self) {
+        let mut lost = Vec::new();
+        let map = &self.map;
+        let mut keep = |transfer: &mut Box<Transfer>| {
+            let is_there = transfer.remap(map).is_ok();
+            if !is_there {
+                lost.push(std::mem::take(transfer));
+            }
+            is_there
+        };
+        self.held.retain_mut(&mut keep);
+        self.blocked.retain_mut(&mut keep);
+        self.delayed.retain_mut(|(_, transfer)| keep(transfer));
+        for transfer in lost {
+            self.finish(transfer, Status::IoErr);
         }
     }
 
@@ -439,6 +466,10 @@ impl<E: Engine> Worker<E> {
             _ if result >= 0 => Outcome::Success,
             _ => Outcome::TargetError,
         };
+        if result >= 0 && transfer.changes().is_some() && !transfer.is_of(self.dispatcher.snapshot()) {
+            // Its path may have left the table, and flushes go by the table.
+            self.dispatcher.note_foreign_write();
+        }
         self.dispatcher.end_io(&mut transfer, self.engine.now_ns(), outcome);
         match next {
             Next::Finished(status) => self.finish(transfer, status),
@@ -448,6 +479,16 @@ impl<E: Engine> Worker<E> {
                 self.delayed.push((due_ns, transfer));
             }
             Next::Elsewhere(errno) => self.fail_over(transfer, errno),
+            Next::AskOthers => {
+                transfer.note_tried();
+                match self.dispatcher.choose(&transfer, self.engine.now_ns()) {
+                    Some(path) => {
+                        transfer.set_path(path);
+                        self.send(transfer);
+                    }
+                    None => self.finish(transfer, Status::IoErr),
+                }
+            }
         }
     }
 

@@ -47,7 +47,8 @@ fn f01_errors_of_discards_and_zeroes() {
         for errno in TARGET_ERRORS {
             let mut case = Case::new(2);
             case.ranges(operation, &[(0, 4096, true)], false);
-            assert_eq!(case.transfer.complete(-errno), IOERR, "errno {errno}");
+            let next = if errno == libc::EPERM { Next::AskOthers } else { IOERR };
+            assert_eq!(case.transfer.complete(-errno), next, "errno {errno}");
             assert_eq!(case.transfer.tried(), 0);
         }
         for errno in PATH_ERRORS {

@@ -1,7 +1,7 @@
 //! Keeps watch over the paths: probes them, takes out those that hang, puts back those that prove well, publishes
 //! tables. It runs on the control loop and is the only writer of the table; what can block runs on threads of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path as StdPath, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -61,6 +61,8 @@ struct Adding {
 #[derive(Debug)]
 struct Closing {
     path: Arc<Path>,
+    /// A probe that was under way: it may have opened the path anew.
+    probe_id: u64,
     /// Who waits for it, and until when at the latest.
     waiting: Option<(u64, u64)>,
 }
@@ -75,6 +77,8 @@ pub struct Monitor {
     adding: BTreeMap<PathBuf, Adding>,
     closing: Vec<Closing>,
     next_id: u64,
+    /// Probes that have not answered.
+    probes_out: BTreeSet<u64>,
     /// Answers to commands that took time: token, text.
     answers: Vec<(u64, String)>,
     failback: Failback,
@@ -127,6 +131,7 @@ impl Monitor {
             adding: BTreeMap::new(),
             closing: Vec::new(),
             next_id: 1,
+            probes_out: BTreeSet::new(),
             answers: Vec::new(),
             failback: Failback::new(options.failback),
             results,
@@ -251,12 +256,13 @@ impl Monitor {
             if watched.checker.is_due(now_ns) {
                 watched.checker.begin(now_ns);
                 watched.probe_id = self.next_id;
+                self.probes_out.insert(self.next_id);
                 self.next_id += 1;
                 let bell = Arc::clone(&self.bell);
                 let reopen = (!path.is_active()).then(|| Expected {
                     identity: (!self.options.trust_paths).then(|| watched.identity.clone()),
                     size_bytes: self.limits.size_bytes,
-                    reference: table.paths().iter().find(|p| p.is_active()).cloned(),
+                    reference: table.paths().iter().find(|p| p.is_active()).map(Arc::downgrade),
                 });
                 let begun = probe::probe(
                     watched.probe_id,
@@ -267,6 +273,7 @@ impl Monitor {
                 );
                 if let Err(error) = begun {
                     log::error!("cannot start a probe: {error}");
+                    self.probes_out.remove(&watched.probe_id);
                     watched.checker.end(now_ns, path.is_active(), false);
                 }
             }
@@ -276,6 +283,7 @@ impl Monitor {
     }
 
     fn probe_ended(&mut self, result: ProbeResult, now_ns: u64) {
+        self.probes_out.remove(&result.id);
         if self.adding.get(&result.name).is_some_and(|adding| adding.id == result.id)
             && let Some(adding) = self.adding.remove(&result.name)
         {
@@ -317,7 +325,7 @@ impl Monitor {
         }
         let name = new.name().to_owned();
         if let Some(old) = table.paths().iter().find(|p| p.name() == name) {
-            self.closing.push(Closing { path: Arc::clone(old), waiting: None });
+            self.closing.push(Closing { path: Arc::clone(old), probe_id: 0, waiting: None });
         }
         let groups = replaced(table.groups(), &name, &new);
         let Some(group) = groups.iter().position(|g| g.paths.iter().any(|(p, _)| Arc::ptr_eq(p, &new)))

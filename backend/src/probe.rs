@@ -5,7 +5,7 @@
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 
 use polypath_paths::{Identity, OpenOptions, Path, prove};
 
@@ -28,14 +28,19 @@ pub(crate) struct Expected {
     /// Size of the disk.
     pub size_bytes: u64,
     /// A path to compare contents with where identifiers do not tell.
-    pub reference: Option<Arc<Path>>,
+    pub reference: Option<Weak<Path>>,
 }
 
 impl Expected {
     fn check(&self, path: &Path) -> Result<(), String> {
         match &self.identity {
-            Some(identity) => prove(path, identity, self.size_bytes, self.reference.as_deref())
-                .map_err(|error| format!("refused: {error}")),
+            Some(identity) => {
+                // Taken hold of only if it is needed: the path may be on its way out while this one hangs.
+                let differs = path.identity() != identity;
+                let reference = self.reference.as_ref().filter(|_| differs).and_then(Weak::upgrade);
+                prove(path, identity, self.size_bytes, reference.as_deref())
+                    .map_err(|error| format!("refused: {error}"))
+            }
             None => Ok(()),
         }
     }

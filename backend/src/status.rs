@@ -54,7 +54,7 @@ pub(crate) fn of(
         current_group: table.map().current_group().map(|group| group + 1),
         groups: groups.collect(),
         held: held(table, policy, now_ns),
-        extra: Map::new(),
+        extra: Map::from_iter([("nr_troubled_writes".to_owned(), json!(table.map().nr_troubled()))]),
     }
 }
 

@@ -225,6 +225,11 @@ impl MapState {
         self.ring();
     }
 
+    /// How many writes are in trouble.
+    pub fn nr_troubled(&self) -> usize {
+        self.nr_troubled.load(Ordering::Acquire)
+    }
+
     /// Whether a write of these bytes must wait for one in trouble. Costs one load as long as there is none.
     pub fn must_wait(&self, start: u64, end: u64) -> bool {
         self.nr_troubled.load(Ordering::Acquire) != 0

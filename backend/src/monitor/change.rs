@@ -129,7 +129,7 @@ impl Monitor {
             Expected {
                 identity: (!self.options.trust_paths).then(|| self.identity.clone()),
                 size_bytes: self.limits.size_bytes,
-                reference: table.paths().iter().find(|p| p.is_active()).cloned(),
+                reference: table.paths().iter().find(|p| p.is_active()).map(Arc::downgrade),
             },
             self.results_in.clone(),
             move || bell(),
@@ -224,10 +224,10 @@ impl Monitor {
         self.publish(groups)?;
         let table = self.disk.table().load();
         table.switch_group(group);
-        self.watched.remove(name);
+        let probe_id = self.watched.remove(name).map_or(0, |watched| watched.probe_id);
         log::info!("path removed: path={} active={}", name.display(), table.nr_active());
         let until_ns = now_ns + ns(self.options.path_timeout);
-        self.closing.push(Closing { path, waiting: Some((token, until_ns)) });
+        self.closing.push(Closing { path, probe_id, waiting: Some((token, until_ns)) });
         Ok(())
     }
 
@@ -236,7 +236,7 @@ impl Monitor {
         let (closing, mut in_use) = (std::mem::take(&mut self.closing), Vec::new());
         for mut closing in closing {
             // One hold is this one; the table's, the workers' and the probes' are the others.
-            if Arc::strong_count(&closing.path) != 1 {
+            if Arc::strong_count(&closing.path) != 1 || self.probes_out.contains(&closing.probe_id) {
                 if let Some((token, until_ns)) = closing.waiting
                     && now_ns >= until_ns
                 {

@@ -23,16 +23,17 @@ fn f10_a_stopped_server_holds_up_only_what_it_has() {
     let image = Image::empty(8 * MIB);
     let two = Two::start(&image, &["--selector", "queue-length", "--path-timeout", "300"]);
     let mut disk = two.disk(4);
-    let report = under_load(&mut disk, &image, Plan { depth: 32, ..Plan::default() }, |progress| {
+    let report = under_load(&mut disk, &image, Plan { depth: 32, ..Plan::default() }, |_progress| {
         for _ in 0..2 {
             two.a.stop();
             let stopped = Instant::now();
             two.wait_a(false);
             let took = stopped.elapsed();
             assert!(took >= Duration::from_millis(TIMEOUT_MS - 100), "given up after {took:?}");
+            // (All that one queue has outstanding may be stuck by bad luck, so not each queue is waited for.)
             let before = two.b.counts("b").data();
-            progress.wait(300, SOON).unwrap();
-            assert!(two.b.counts("b").data() > before + 600);
+            wait_until("I/O to flow by the other path", SOON, || two.b.counts("b").data() > before + 600)
+                .unwrap();
             let mut control = two.socket.connect().unwrap();
             for command in ["status", "table", "json", "toml", "queue_if_no_path", "no_path_retry 60"] {
                 let start = Instant::now();
@@ -47,7 +48,8 @@ fn f10_a_stopped_server_holds_up_only_what_it_has() {
         }
     });
     assert_eq!(report.errors, 0);
-    assert_eq!(two.server.count_log("path failed"), 2, "{}", two.server.stderr());
+    // On a machine that is busy elsewhere the other path may seem to hang for a moment as well.
+    assert!(two.server.count_log("path failed") >= 2, "{}", two.server.stderr());
 }
 
 #[test]
@@ -120,6 +122,7 @@ fn write_stuck_on_a(rig: &Rig, disk: &mut Disk, op: &Op) {
     // The probe, too, or the path would come back at once.
     rig.fs.rule("a", Rule::hold().reads());
     wait_until("the path to be taken out", SOON, || !rig.is_active("a")).unwrap();
+    wait_until("the write to be guarded", SOON, || rig.status().0["nr_troubled_writes"] != 0).unwrap();
 }
 
 #[test]

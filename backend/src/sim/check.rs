@@ -6,7 +6,6 @@ use std::time::Duration;
 use polypath_paths::text::NoPathRetry;
 use polypath_selector::PathLoad;
 
-use super::plan::What;
 use super::ports::port_of;
 use super::world::{Ended, World};
 
@@ -118,6 +117,7 @@ impl World {
     fn check_sleep_for_ever(&mut self) {
         let (nr_flight, nr_with_device) = (self.ops.len(), self.nr_with_device());
         assert!(nr_flight <= nr_with_device, "more in flight than was taken");
+        assert!(!self.control.stopping || nr_flight != 0, "a stop that waits for nothing");
         let is_news_coming = self.control.wake || self.is_monitor_due();
         if self.control.is_served() && !self.control.kick {
             assert!(self.driver.is_kick_armed(), "sleeps without an armed kick");
@@ -155,7 +155,7 @@ impl World {
     pub(crate) fn note_stuck(&mut self) {
         for op in self.ops.iter().chain(&self.answered) {
             if let Some(request) = op.head.and_then(|head| self.outstanding.get_mut(&head))
-                && matches!(request.plan.what, What::Write | What::Discard | What::Zeroes)
+                && request.plan.what.is_change()
             {
                 request.is_stuck |= !op.path.is_active();
             }

@@ -16,7 +16,8 @@ use crate::worker::{Command, WorkerConfig};
 enum Effect {
     Enabled(bool),
     Call(bool),
-    InMemory(bool),
+    /// Whether the first region, with the ring, is part of it, and whether the second is.
+    Memory(bool, bool),
     Stopping,
 }
 
@@ -254,7 +255,7 @@ impl World {
         self.control.wants_second = has_second;
         self.control.wants_in_memory = has_first;
         let lease = lessor.lease();
-        self.control.send(Command::SetMemory(lease, at), Some(Effect::InMemory(has_first)));
+        self.control.send(Command::SetMemory(lease, at), Some(Effect::Memory(has_first, has_second)));
         self.lessor = lessor;
         self.old_maps.push(std::mem::replace(&mut self.current_map, current));
     }
@@ -289,15 +290,25 @@ impl World {
                     let calls = &mut self.control.calls;
                     calls.drain(..calls.len().saturating_sub(1));
                 }
-                Effect::InMemory(in_memory) => {
-                    self.control.in_memory = in_memory;
+                Effect::Memory(has_first, has_second) => {
+                    self.control.in_memory = has_first;
                     self.control.has_second = self.control.wants_second;
+                    self.note_lost(has_first, has_second);
                 }
                 Effect::Stopping => {
                     self.control.stopping = true;
                     self.control.published_at_stop = self.driver.published();
                 }
             }
+        }
+    }
+
+    /// The memory of requests that are not with the kernel may be gone.
+    fn note_lost(&mut self, has_first: bool, has_second: bool) {
+        let in_flight: Vec<_> = self.ops.iter().chain(&self.answered).filter_map(|op| op.head).collect();
+        for (head, request) in &mut self.outstanding {
+            let is_there = if Self::is_second(request.slot) { has_second } else { has_first };
+            request.may_be_lost |= !is_there && !in_flight.contains(head);
         }
     }
 

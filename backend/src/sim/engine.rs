@@ -80,7 +80,7 @@ impl World {
                 assert!(!matches!(record.last, Last::Final(_)), "head {head:?} goes on after its end");
                 let may_be_taken = self.control.enabled || request.since.clock < self.control.disabled_since;
                 assert!(record.is_started || may_be_taken, "head {head:?} was taken while disabled");
-                let is_chosen = matches!(record.last, Last::Nothing | Last::PathError);
+                let is_chosen = matches!(record.last, Last::Nothing | Last::PathError | Last::NotAllowed);
                 record.is_started = true;
                 if is_chosen {
                     assert!(path.is_active(), "head {head:?} is sent down a failed path");
@@ -124,8 +124,7 @@ impl World {
         let last = match request {
             Some(request) => {
                 request.record.note(request.plan.what, port, step, result, now, block);
-                let is_change = matches!(request.plan.what, What::Write | What::Discard | What::Zeroes);
-                request.is_stuck |= is_change && request.record.last == Last::PathError;
+                request.is_stuck |= request.plan.what.is_change() && request.record.last == Last::PathError;
                 request.record.last
             }
             None => {

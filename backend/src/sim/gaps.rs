@@ -11,6 +11,8 @@ pub(crate) struct Gaps {
     pub(crate) memory: bool,
     /// What waits for a path is shown as held.
     pub(crate) held: bool,
+    /// Asking the other paths when one may not write, while tables change.
+    pub(crate) asking: bool,
     /// A stop fails no write that only waits for another one.
     pub(crate) blocked: bool,
     /// Reading nothing from the middle of a block.
@@ -29,11 +31,12 @@ impl Gaps {
         spinning: true,
         load: false,
         memory: true,
-        held: true,
+        held: false,
+        asking: true,
         blocked: true,
         nothing: true,
         write_through: true,
-        dirty_removal: true,
-        last_removal: true,
+        dirty_removal: false,
+        last_removal: false,
     };
 }

@@ -68,6 +68,7 @@ impl World {
             is_published: false,
             record: Record::default(),
             is_stuck: false,
+            may_be_lost: false,
             ended: None,
         };
         let before = self.outstanding.insert(head, request);
@@ -112,7 +113,8 @@ impl World {
     }
 
     fn take_back(&mut self, head: u16, request: Outstanding, len: u32) {
-        let Outstanding { id, plan, slot, placed, descriptors, since, record, ended, .. } = request;
+        let Outstanding { id, plan, slot, placed, descriptors, since, record, ended, may_be_lost, .. } =
+            request;
         let status = match plan.expect {
             Expect::Nothing => None,
             Expect::Status(status) => Some(status),
@@ -144,7 +146,8 @@ impl World {
             }
             _ => {}
         }
-        if plan.expect == Expect::Served {
+        let is_lost = may_be_lost && status == Some(IOERR);
+        if plan.expect == Expect::Served && !is_lost {
             let ended = ended.expect("looked at after the turn that returned it");
             self.check_status(head, &plan, since.clock, &record, ended, status);
         }
@@ -182,6 +185,7 @@ impl World {
         // What was decided while the ring was out of reach was decided under who knows what.
         let is_vague = self.control.unreachable_until >= since;
         let without_path = is_vague || self.may_fail_without_path(record, ended);
+        let all_refused = ended.active & !record.refused == 0;
         let is_nothing = plan.sectors.iter().all(|s| s.is_empty());
         let expected = match record.last {
             _ if plan.what == What::Flush => {
@@ -197,11 +201,9 @@ impl World {
             Last::Final(status) => status,
             Last::Nothing if is_nothing || plan.what == What::Discard && status == Some(OK) => OK,
             // Every path that was active when that was decided has refused it.
-            Last::PathError
-                if ended.active & !record.refused == 0 && ended.active_before & record.refused != 0 =>
-            {
-                IOERR
-            }
+            Last::PathError if all_refused && ended.active_before & record.refused != 0 => IOERR,
+            // Those that are not there are not waited for.
+            Last::NotAllowed if all_refused => IOERR,
             last => {
                 let is_blocked = ended.stopping && ended.active != 0 && last == Last::Nothing;
                 let may_be_failed = self.profile.gaps.blocked || is_vague;

@@ -14,6 +14,8 @@ pub(crate) struct Faults {
     pub(crate) interrupted: u32,
     /// One answer of a path that is well otherwise.
     pub(crate) path: u32,
+    /// A path that may not write.
+    pub(crate) not_allowed: u32,
     /// Syncs that fail.
     pub(crate) sync: u32,
     /// Whether the storage can punch holes and zero ranges.
@@ -99,6 +101,9 @@ impl Lun {
         }
         if rng.chance(faults.busy) {
             return -rng.pick(&[libc::EAGAIN, libc::ENOMEM, libc::EBUSY]);
+        }
+        if rng.chance(faults.not_allowed) {
+            return -rng.pick(&[libc::EPERM, libc::EROFS]);
         }
         if rng.chance(faults.path) {
             let errno = rng.pick(&PATH_ERRORS);
@@ -186,6 +191,8 @@ pub(crate) enum Last {
     Final(u8),
     /// To be tried on another path.
     PathError,
+    /// This path may not do it: to be asked of the others, once each.
+    NotAllowed,
 }
 
 /// The answers to one request.
@@ -225,6 +232,7 @@ impl Record {
             (Err(_), _) => self.judge(what, step, -result),
         };
         match self.last {
+            Last::NotAllowed => self.refused |= 1 << port,
             Last::PathError => {
                 self.refused |= 1 << port;
                 self.troubled_ns = self.troubled_ns.or(Some(now.ns));
@@ -247,6 +255,7 @@ impl Record {
                 (What::Discard, _) => Last::Final(UNSUPP),
                 _ => Last::Final(IOERR),
             },
+            libc::EPERM | libc::EROFS if what.is_change() && step != Step::Sync => Last::NotAllowed,
             // The paths are regular files: a sync that fails has lost something.
             libc::EIO if step == Step::Sync => Last::Final(IOERR),
             errno if PATH_ERRORS.contains(&errno) => Last::PathError,

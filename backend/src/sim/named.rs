@@ -55,3 +55,32 @@ fn f10_a_flush_over_several_paths_leaves_no_load_behind() {
         profile.gaps = Gaps { load: false, ..Gaps::KNOWN };
     });
 }
+
+#[test]
+fn f03_the_writes_of_a_removed_path_are_flushed() {
+    runs(400, |profile| {
+        calm(profile);
+        (profile.nr_paths, profile.changes, profile.features) = (3, 4, 1 << VIRTIO_BLK_F_FLUSH);
+        profile.gaps = Gaps { dirty_removal: false, ..Gaps::KNOWN };
+    });
+}
+
+#[test]
+fn f14_the_time_without_a_path_begins_with_a_removal() {
+    runs(400, |profile| {
+        calm(profile);
+        (profile.nr_paths, profile.changes) = (2, 1);
+        profile.policy = NoPathRetry::Seconds(NonZeroU32::new(1).expect("1"));
+        profile.gaps = Gaps { last_removal: false, ..Gaps::KNOWN };
+    });
+}
+
+#[test]
+fn f14_what_waits_for_a_path_is_shown() {
+    runs(60, |profile| {
+        calm(profile);
+        (profile.nr_paths, profile.breaks, profile.changes) = (2, 6, 1);
+        profile.policy = NoPathRetry::Queue;
+        profile.gaps = Gaps { held: false, ..Gaps::KNOWN };
+    });
+}

@@ -33,6 +33,13 @@ pub(crate) enum What {
     Refused,
 }
 
+impl What {
+    /// Whether it changes the disk.
+    pub(crate) fn is_change(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::Zeroes)
+    }
+}
+
 /// What the guest may expect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {

@@ -118,6 +118,9 @@ impl World {
                 self.say(format_args!("path {port} is removed"));
                 let mut groups = table.groups().to_vec();
                 groups.iter_mut().for_each(|g| g.paths.retain(|(p, _)| port_of(p) != port));
+                // As the monitor does it: what the path carried is flushed by another from now on.
+                let heir = groups.iter().flat_map(|g| &g.paths).next();
+                heir.expect("another path").0.ledger().note_foreign_write();
                 self.publish_table(groups);
             }
             6 => {

@@ -57,7 +57,15 @@ impl Profile {
         let faults = match rng.below(3) {
             0 => Faults::default(),
             1 => Faults { short: 10, busy: 5, interrupted: 5, path: 2, sync: 5, ..Faults::default() },
-            _ => Faults { short: 40, busy: 25, interrupted: 10, path: 10, sync: 20, ..Faults::default() },
+            _ => Faults {
+                short: 40,
+                busy: 25,
+                interrupted: 10,
+                path: 10,
+                not_allowed: 3,
+                sync: 20,
+                ..Faults::default()
+            },
         };
         Self {
             ring_size: rng.pick(&[4, 8, 16]),

@@ -43,6 +43,8 @@ pub(crate) struct Outstanding {
     pub(crate) record: Record,
     /// A change that has not come back from a path that failed: others that overlap it may have to wait.
     pub(crate) is_stuck: bool,
+    /// It was waiting when its memory went away.
+    pub(crate) may_be_lost: bool,
     /// How things stood when the device returned it.
     pub(crate) ended: Option<Ended>,
 }
@@ -139,7 +141,11 @@ impl World {
         let ring = RawRing::new(&map, profile.ring_size, RING_AT);
         let first = (0..NR_SLOTS).map(|i| SLOTS_AT + i * SLOT_BYTES);
         let second = (0..NR_SLOTS).map(|i| SECOND_AT + i * SLOT_BYTES);
-        let lun = Lun::new(&mut rng, profile.faults, profile.nr_bad_sectors);
+        let mut faults = profile.faults;
+        if profile.gaps.asking {
+            faults.not_allowed = 0;
+        }
+        let lun = Lun::new(&mut rng, faults, profile.nr_bad_sectors);
         Self {
             driver: Driver::new(ring, profile.index, profile.event_idx, profile.indirect),
             slots: first.chain(second).map(|base| Slot::new(&map, base)).collect(),

@@ -114,6 +114,27 @@ fn f61_removing_a_path_while_another_one_hangs() {
     rig.wait_active("c", true);
 }
 
+/// A request that another path keeps was sent by a table that the removed path was part of.
+#[test]
+fn f61_removing_a_path_while_another_one_has_requests_and_hangs() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b", "c"], &["--path-timeout", "3000"]);
+    let mut disk = rig.disk(1);
+    rig.fs.rule("c", Rule::hold().reads());
+    for i in 0..6 {
+        disk.q().stage(&Op::read(i * 16, 8)).unwrap();
+    }
+    disk.q().kick();
+    rig.fs.wait_held("c", 2, SOON).unwrap();
+    (0..4).for_each(|_| assert_eq!(disk.q().done().unwrap().status, OK));
+    let start = Instant::now();
+    rig.tell("remove_path", "a");
+    assert!(start.elapsed() < AT_ONCE, "it took {:?}", start.elapsed());
+    assert!(!rig.server.open_files().contains(&rig.dev("a")));
+    rig.fs.release("c");
+    assert!(disk.q().drain().unwrap().iter().all(|done| done.status == OK));
+}
+
 /// The server of a path is stopped: opening, closing, looking at it, all hang.
 #[test]
 fn f61_removing_an_idle_path_whose_close_hangs() {

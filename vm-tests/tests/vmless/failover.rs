@@ -249,6 +249,47 @@ fn f01_f54_writes_are_refused_when_every_path_is_read_only() {
     assert_eq!(server.count_log("path failed"), 0, "{}", server.stderr());
 }
 
+/// The table changes while a path is asked that may not write: the others are those of the new table.
+#[test]
+fn f38_f54_a_write_that_is_refused_does_not_go_by_a_path_that_was_removed() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &NAMES, &[]);
+    let mut disk = rig.disk(1);
+    rig.fs.rule("a", Rule::hold().writes());
+    wait_until("a write on path a", SOON, || {
+        let done = disk.q().submit(&Op::write(64, filled(64, 8))).is_ok();
+        wait_until("an answer or a hold", SOON, || {
+            rig.fs.counts("a").held == 1 || disk.q().done_now().unwrap().is_some()
+        })
+        .unwrap();
+        done && rig.fs.counts("a").held == 1
+    })
+    .unwrap();
+    rig.control().send(&format!("remove_path {}", rig.dev("b"))).unwrap();
+    rig.wait_status("the path to be gone", |status| !status.has(&rig.fs.path("b")));
+    let before = ["b", "c"].map(|name| rig.fs.counts(name).writes);
+    rig.fs.release_with("a", libc::EROFS);
+    assert_eq!(disk.q().done().unwrap().status, OK);
+    let after = ["b", "c"].map(|name| rig.fs.counts(name).writes);
+    assert_eq!(after, [before[0], before[1] + 1], "writes by b, which was removed, and by c");
+}
+
+/// A request that every path refuses waits a moment before it asks again, and waiting costs nothing.
+#[test]
+fn f12_f37_waiting_for_another_try_is_no_spinning() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &[]);
+    let mut disk = rig.disk(1);
+    ["a", "b"].iter().for_each(|name| rig.fs.rule(name, data_errors().sectors(64..72)));
+    let (start, before) = (Instant::now(), rig.server.stats().cpu);
+    while start.elapsed() < Duration::from_secs(2) {
+        assert_eq!(status(disk.q(), &Op::read(64, 8)), polypath_vm_tests::front_end::IOERR);
+        ["a", "b"].iter().for_each(|name| rig.forgive(name));
+    }
+    let (cpu, elapsed) = (rig.server.stats().cpu - before, start.elapsed());
+    assert!(cpu * 4 < elapsed, "{cpu:?} of processor time in {elapsed:?}");
+}
+
 #[test]
 fn names_that_vanish_and_reappear() {
     need!(faulty);

@@ -286,6 +286,48 @@ fn f14_f19_memory_changes_while_requests_are_held() {
     rig.image.assert_filled(0..rig.image.sectors());
 }
 
+/// The same with requests that are on a path when the memory changes, and held only then.
+#[test]
+fn f14_f19_memory_changes_while_requests_lose_their_path() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &NAMES, &["--no-path-retry", "queue"]);
+    let mut disk = rig.disk(2);
+    rig.tell("fail_path", "b");
+    rig.fs.rule("a", Rule::hold().on(&[Kind::Read, Kind::Write]));
+    for q in &mut disk.queues {
+        for i in 1..5 {
+            q.stage(&Op::read(i * 16, 8)).unwrap();
+            q.stage(&Op::write(1024 + i * 16, filled(1024 + i * 16, 8))).unwrap();
+        }
+        q.kick();
+    }
+    rig.fs.wait_held("a", 16, SOON).unwrap();
+    let Disk { session, memory, queues, .. } = &mut disk;
+    session.channel.timeout = Duration::from_secs(5);
+    std::thread::scope(|scope| {
+        let changed = scope.spawn(|| {
+            let region = memory.add(Region::new(memory.end() + MIB, MIB, 0).unwrap());
+            session.add_region(&region)
+        });
+        // The old memory is in use by the path until then.
+        std::thread::sleep(Duration::from_millis(100));
+        rig.tell("fail_path", "a");
+        rig.fs.release_with("a", libc::ENODEV);
+        rig.wait_status("all to be held", |status| status.nr_held() == 16);
+        changed.join().unwrap().expect("a region is added when no path has a request");
+    });
+    NAMES.iter().for_each(|name| rig.tell("reinstate_path", name));
+    for q in queues {
+        for (i, done) in (0..).zip(q.drain().unwrap()) {
+            assert!(
+                done.status == OK && (i % 2 == 1 || done.data == filled((i / 2 + 1) * 16, 8)),
+                "request {i}"
+            );
+        }
+    }
+    rig.image.assert_filled(0..rig.image.sectors());
+}
+
 #[test]
 fn every_kind_of_request_is_held_and_goes_on() {
     need!(faulty);

@@ -18,6 +18,7 @@ mod discard;
 mod failover;
 mod flush;
 mod framing;
+mod gain;
 mod groups;
 mod hang;
 mod harness;

@@ -35,4 +35,5 @@ mod protocol;
 mod ranges;
 mod retry;
 mod rig;
+mod soak;
 mod tables;

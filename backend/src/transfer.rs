@@ -287,6 +287,11 @@ impl Transfer {
         }
     }
 
+    /// Whether its buffers are looked up in this map.
+    pub fn is_in(&self, map: &Rc<MapLease>) -> bool {
+        self.map.as_ref().is_some_and(|own| Rc::ptr_eq(own, map))
+    }
+
     /// Lets go of an old map while the transfer waits: its buffers are looked up in the new one.
     ///
     /// # Errors

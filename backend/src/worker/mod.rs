@@ -218,7 +218,9 @@ impl<E: Engine> Worker<E> {
             self.call();
         }
         let more = self.is_served() && self.vring.arm_kicks(self.map.map());
-        more || (self.nr_waiting() != 0 && self.map_state().epoch() != self.waiting_epoch)
+        // What is delayed has its own time: it does not look at the paths' state.
+        let is_waiting = !self.held.is_empty() || !self.blocked.is_empty();
+        more || (is_waiting && self.map_state().epoch() != self.waiting_epoch)
     }
 
     fn call(&self) {
@@ -353,6 +355,10 @@ impl<E: Engine> Worker<E> {
 
     /// Sends a transfer down the path that it needs, or that the selector chooses; or lets it wait.
     fn dispatch(&mut self, mut transfer: Box<Transfer>) {
+        // Memory may have changed while it was on a path, and it may have to wait now.
+        if !transfer.is_in(&self.map) && transfer.remap(&self.map).is_err() {
+            return self.finish(transfer, Status::IoErr);
+        }
         if transfer.trouble.get().is_none()
             && let Some((start, end)) = transfer.changes()
             && self.map_state().must_wait(start, end)
@@ -481,6 +487,9 @@ impl<E: Engine> Worker<E> {
             Next::Elsewhere(errno) => self.fail_over(transfer, errno),
             Next::AskOthers => {
                 transfer.note_tried();
+                // The table may have changed meanwhile, and a choice is a place in the one of now.
+                let snapshot = Rc::clone(self.dispatcher.snapshot());
+                transfer.rebase(&snapshot);
                 match self.dispatcher.choose(&transfer, self.engine.now_ns()) {
                     Some(path) => {
                         transfer.set_path(path);

@@ -268,6 +268,7 @@ fn f38_f54_a_write_that_is_refused_does_not_go_by_a_path_that_was_removed() {
     rig.control().send(&format!("remove_path {}", rig.dev("b"))).unwrap();
     rig.wait_status("the path to be gone", |status| !status.has(&rig.fs.path("b")));
     let before = ["b", "c"].map(|name| rig.fs.counts(name).writes);
+    rig.fs.rule("a", Rule::errno(libc::EROFS).writes());
     rig.fs.release_with("a", libc::EROFS);
     assert_eq!(disk.q().done().unwrap().status, OK);
     let after = ["b", "c"].map(|name| rig.fs.counts(name).writes);

@@ -239,6 +239,24 @@ fn f03_a_flush_covers_the_writes_of_a_path_that_was_removed() {
     }
 }
 
+/// A flush visits one path after the other; one of them may go meanwhile.
+#[test]
+fn f38_a_flush_under_way_does_not_go_by_a_path_that_was_removed() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b", "c"], &[]);
+    let mut disk = rig.disk(1);
+    rig.fs.rule("a", Rule::hold().fsyncs());
+    disk.q().submit(&Op::Flush).unwrap();
+    rig.fs.wait_held("a", 1, SOON).unwrap();
+    rig.control().send(&format!("remove_path {}", rig.dev("b"))).unwrap();
+    rig.wait_status("the path to be gone", |status| !status.has(&rig.fs.path("b")));
+    rig.fs.release("a");
+    assert_eq!(disk.q().done().unwrap().status, OK);
+    let fsyncs = ["a", "b", "c"].map(|name| rig.fs.counts(name).fsyncs);
+    assert_eq!(fsyncs[1], 0, "a removed path is flushed: {fsyncs:?}");
+    assert!(fsyncs[2] > 0, "the others are: {fsyncs:?}");
+}
+
 /// The books are right after a flush of several paths: nothing is in flight, so nobody can be late.
 #[test]
 fn f10_f16_a_flush_by_several_paths_leaves_nothing_in_flight() {

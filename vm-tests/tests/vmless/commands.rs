@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use polypath_vm_tests::control::Control;
+use polypath_vm_tests::control::{Control, Socket};
 use polypath_vm_tests::faulty::{Kind, Rule};
 use polypath_vm_tests::front_end::{BlkQueue, OK, Op};
-use polypath_vm_tests::server::wait_until;
+use polypath_vm_tests::server::{Server, wait_until};
 
 use crate::common::{Image, MIB, SOON, filled, need};
 use crate::rig::{Rig, Two};
@@ -233,6 +233,31 @@ fn f61_clients_that_do_not_keep_the_rules() {
     assert!(disk.q().drain().unwrap().iter().all(|done| done.status == OK));
     wait_until("descriptors to be closed", SOON, || rig.server.stats().fds <= before.fds)
         .unwrap_or_else(|e| panic!("{e:#}: {:?} before {before:?}", rig.server.stats()));
+}
+
+#[test]
+fn f55_f57_the_command_socket_is_as_private_as_the_other() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let image = Image::filled(MIB);
+    let socket = Socket::new().unwrap();
+    let builder = || Server::polypath().path(&image.path).arg("--control").arg(socket.path()).umask(0);
+    let mut server = builder().start().unwrap();
+    assert_eq!(socket.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    // A living one is not taken away.
+    let exited = builder().run_to_exit(SOON).unwrap();
+    assert!(exited.code > 0 && exited.stderr.contains("--control"), "{exited:?}");
+    socket.connect().unwrap().run("status").unwrap();
+    // A dead one is replaced.
+    server.kill();
+    assert!(socket.path().exists());
+    let mut server = builder().start().unwrap();
+    socket.connect().unwrap().run("status").unwrap();
+    assert_eq!(server.terminate(SOON).unwrap(), 0);
+    assert!(!socket.path().exists());
+    // A file is neither.
+    std::fs::write(socket.path(), "precious").unwrap();
+    assert!(builder().run_to_exit(SOON).unwrap().code > 0);
+    assert_eq!(std::fs::read(socket.path()).unwrap(), b"precious");
 }
 
 #[test]

@@ -303,12 +303,11 @@ impl World {
         }
     }
 
-    /// The memory of requests that are not with the kernel may be gone.
+    /// The memory of requests may be gone: those that wait, or that have to wait later, end for it.
     fn note_lost(&mut self, has_first: bool, has_second: bool) {
-        let in_flight: Vec<_> = self.ops.iter().chain(&self.answered).filter_map(|op| op.head).collect();
-        for (head, request) in &mut self.outstanding {
+        for request in self.outstanding.values_mut() {
             let is_there = if Self::is_second(request.slot) { has_second } else { has_first };
-            request.may_be_lost |= !is_there && !in_flight.contains(head);
+            request.may_be_lost |= !is_there;
         }
     }
 

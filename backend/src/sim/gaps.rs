@@ -28,11 +28,11 @@ pub(crate) struct Gaps {
 impl Gaps {
     /// What is known to go wrong today.
     pub(crate) const KNOWN: Self = Self {
-        spinning: true,
+        spinning: false,
         load: false,
         memory: true,
         held: false,
-        asking: true,
+        asking: false,
         blocked: true,
         nothing: true,
         write_through: true,

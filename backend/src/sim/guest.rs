@@ -146,7 +146,8 @@ impl World {
             }
             _ => {}
         }
-        let is_lost = may_be_lost && status == Some(IOERR);
+        let has_waited = !matches!(record.last, Last::Success | Last::Final(_));
+        let is_lost = may_be_lost && has_waited && status == Some(IOERR);
         if plan.expect == Expect::Served && !is_lost {
             let ended = ended.expect("looked at after the turn that returned it");
             self.check_status(head, &plan, since.clock, &record, ended, status);

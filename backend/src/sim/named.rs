@@ -48,11 +48,31 @@ fn f16_many_flushes_and_failing_paths() {
 }
 
 #[test]
+fn f12_a_busy_path_is_waited_for_without_spinning() {
+    runs(30, |profile| {
+        calm(profile);
+        profile.faults.busy = 40;
+        profile.polled = false;
+        profile.gaps = Gaps { spinning: false, ..Gaps::KNOWN };
+    });
+}
+
+#[test]
 fn f10_a_flush_over_several_paths_leaves_no_load_behind() {
     runs(30, |profile| {
         calm(profile);
         (profile.nr_paths, profile.nr_groups) = (3, 1);
         profile.gaps = Gaps { load: false, ..Gaps::KNOWN };
+    });
+}
+
+#[test]
+fn f01_a_path_that_may_not_write_is_passed_over_whatever_the_table() {
+    runs(200, |profile| {
+        calm(profile);
+        (profile.nr_paths, profile.changes) = (3, 4);
+        profile.faults.not_allowed = 20;
+        profile.gaps = Gaps { asking: false, ..Gaps::KNOWN };
     });
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Outstanding {
     pub(crate) record: Record,
     /// A change that has not come back from a path that failed: others that overlap it may have to wait.
     pub(crate) is_stuck: bool,
-    /// It was waiting when its memory went away.
+    /// Its memory went away: if it has to wait, it cannot go on.
     pub(crate) may_be_lost: bool,
     /// How things stood when the device returned it.
     pub(crate) ended: Option<Ended>,

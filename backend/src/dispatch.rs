@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use polypath_paths::failover::Work;
-use polypath_paths::{FailOutcome, Path, Table, TableCell, TableReader};
+use polypath_paths::{FailOutcome, PATHS_MAX, Path, Table, TableCell, TableReader};
 use polypath_selector::{
     Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
 };
@@ -249,7 +249,7 @@ impl Dispatcher {
         let load = &self.load.own[index];
         let path = &self.snapshot.paths()[index];
         if load.in_flight == 1 {
-            path.gauges().note_progress(self.worker, now_ns);
+            path.gauges().note_first(self.worker, now_ns);
         }
         path.gauges().show(self.worker, *load);
     }
@@ -338,6 +338,19 @@ impl Dispatcher {
             );
         }
         self.refresh();
+    }
+
+    /// Shows since when the oldest request on each path is out, of those that `visit` shows.
+    pub fn show_oldest(&self, now_ns: u64, visit: impl Fn(&mut dyn FnMut(&Transfer))) {
+        let mut oldest_ns = [now_ns; PATHS_MAX];
+        visit(&mut |transfer| {
+            if let Some(oldest_ns) = self.index_of(transfer).and_then(|index| oldest_ns.get_mut(index)) {
+                *oldest_ns = transfer.sent_ns.min(*oldest_ns);
+            }
+        });
+        for (path, oldest_ns) in self.snapshot.paths().iter().zip(oldest_ns) {
+            path.gauges().note_oldest(self.worker, oldest_ns, now_ns);
+        }
     }
 
     /// A write was completed on a path that may not be in the table any more: some path of it has to be flushed.

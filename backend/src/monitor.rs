@@ -92,6 +92,8 @@ pub struct Monitor {
     /// What every path has to be.
     identity: Identity,
     limits: Limits,
+    /// When the workers were last asked how long they have waited.
+    look_asked_ns: u64,
     seen_epoch: u64,
     group_seen: Option<usize>,
 }
@@ -142,6 +144,7 @@ impl Monitor {
             // The paths were compared when the table was made.
             identity: table.paths()[0].identity().clone(),
             limits: table.limits().clone(),
+            look_asked_ns: 0,
             seen_epoch: 0,
             group_seen: table.current_group(),
             options,
@@ -217,33 +220,6 @@ impl Monitor {
         if table.nr_active() != 0 {
             table.map().note_path_exists();
         }
-    }
-
-    /// Takes out paths from which a worker has not heard for too long. Gives the time of the next look.
-    fn find_hung(&self, table: &Table, now_ns: u64) -> u64 {
-        let timeout_ns = ns(self.options.path_timeout);
-        let mut next_ns = u64::MAX;
-        for (index, path) in table.paths().iter().enumerate() {
-            if !path.is_active() {
-                continue;
-            }
-            // What begins to be waited for after this look cannot be overdue before the next one.
-            let silent = path.gauges().silent_since_ns();
-            let due_ns = silent.map_or(now_ns + timeout_ns, |since| since.saturating_add(timeout_ns));
-            if due_ns > now_ns {
-                next_ns = next_ns.min(due_ns);
-            } else if let FailOutcome::Failed { nr_active } = table.fail_path(index, now_ns) {
-                log::warn!(
-                    "path failed: path={} group={} errno=none (no answer for {} ms) active={nr_active}",
-                    path.name().display(),
-                    table.group_of(index) + 1,
-                    self.options.path_timeout.as_millis(),
-                );
-                // Seen by note_failures at the next tick, which the failure has rung for.
-                next_ns = now_ns;
-            }
-        }
-        next_ns
     }
 
     fn run_checkers(&mut self, table: &Table, now_ns: u64) -> u64 {
@@ -435,3 +411,4 @@ fn replaced(groups: &[Group], name: &StdPath, new: &Arc<Path>) -> Vec<Group> {
 }
 
 mod change;
+mod hang;

@@ -25,7 +25,7 @@ pub use failback::{BadFailback, Failback, FailbackPolicy};
 pub use identity::Identity;
 pub use ledger::{Coverage, Ledger};
 pub use limits::{FileKind, Limits};
-pub use load::Gauges;
+pub use load::{Gauges, Waiting};
 pub use map::{Held, MapState, WithoutPath};
 pub use open::{OpenError, OpenOptions};
 pub use path::Path;

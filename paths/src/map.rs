@@ -61,6 +61,8 @@ pub struct MapState {
     nr_troubled: AtomicUsize,
     troubled: Mutex<Vec<Troubled>>,
     next_id: AtomicU64,
+    /// How often the workers were asked for the age of what they have in flight.
+    nr_looks: AtomicU64,
     /// Rung when something happened that the control loop has to see to.
     bell: Box<dyn Fn() + Send + Sync>,
 }
@@ -88,6 +90,7 @@ impl MapState {
             nr_troubled: AtomicUsize::new(0),
             troubled: Mutex::new(Vec::new()),
             next_id: AtomicU64::new(1),
+            nr_looks: AtomicU64::new(0),
             bell: Box::new(bell),
         };
         state.set_no_path_retry(no_path_retry);
@@ -106,6 +109,16 @@ impl MapState {
     /// Asks the control loop to look.
     pub fn ring(&self) {
         (self.bell)();
+    }
+
+    /// Asks all workers to look at the age of what they have in flight. They are to be woken for it.
+    pub fn ask_look(&self) {
+        self.nr_looks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often [`Self::ask_look`] was called: a worker that finds it changed looks, and rings.
+    pub fn nr_looks(&self) -> u64 {
+        self.nr_looks.load(Ordering::Acquire)
     }
 
     /// The group in use.

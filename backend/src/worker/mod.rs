@@ -88,6 +88,8 @@ pub struct Worker<E> {
     nr_held_shown: usize,
     /// The map's state at the last look at what is held and blocked.
     waiting_epoch: u64,
+    /// How often the control loop had asked at the last look at what is in flight.
+    nr_looks: u64,
     chain: Vec<Descriptor>,
     /// Call the guest at the end of this turn, whatever it asked for.
     call_owed: bool,
@@ -133,6 +135,7 @@ impl<E: Engine> Worker<E> {
             held_until_ns: None,
             nr_held_shown: 0,
             waiting_epoch: 0,
+            nr_looks: 0,
             chain: Vec::with_capacity(size),
             // Used entries may have been published for which the guest was never called.
             call_owed: true,
@@ -194,15 +197,20 @@ impl<E: Engine> Worker<E> {
     fn turn(&mut self) -> bool {
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
+        let mut woken = false;
         while let Some(event) = self.engine.next_event() {
             match event {
                 Event::Done(transfer, result) => self.completed(transfer, result),
                 Event::Kick => {}
                 Event::Wake => {
+                    woken = true;
                     self.take_commands();
                     self.guard_stuck_writes();
                 }
             }
+        }
+        if woken {
+            self.look();
         }
         self.send_delayed();
         self.send_waiting();
@@ -458,6 +466,17 @@ impl<E: Engine> Worker<E> {
                 transfer.trouble.set(Some(self.map_state().begin_trouble(start, end)));
             }
         });
+    }
+
+    /// Tells the control loop, if it has asked, for how long the paths have owed their answers. What has come back by
+    /// now is taken already, so a worker that was late itself blames no path.
+    fn look(&mut self) {
+        let nr_looks = self.map_state().nr_looks();
+        if nr_looks != self.nr_looks {
+            self.nr_looks = nr_looks;
+            self.dispatcher.show_oldest(self.engine.now_ns(), |each| self.engine.visit(each));
+            self.map_state().ring();
+        }
     }
 
     fn send(&mut self, mut transfer: Box<Transfer>) {

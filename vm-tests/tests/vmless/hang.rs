@@ -52,6 +52,79 @@ fn f10_a_stopped_server_holds_up_only_what_it_has() {
     assert!(two.server.count_log("path failed") >= 2, "{}", two.server.stderr());
 }
 
+/// A path may answer most requests and never answer others (a controller that has lost one command): it is known by
+/// its oldest request and not by its silence, whatever the other queues hear from it.
+#[test]
+fn f10_a_path_that_answers_some_requests_and_never_answers_others() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &SHORT);
+    rig.fs.logging(false);
+    let mut disk = rig.disk(2);
+    for kind in [Kind::Read, Kind::Write] {
+        rig.fs.rule("a", Rule::hold().on(&[kind]).sectors(1024..1032));
+        let op = || match kind {
+            Kind::Read => Op::read(1024, 8),
+            _ => Op::write(1024, filled(1024, 8)),
+        };
+        let failures = rig.server.count_log("path failed");
+        // Two in a row go by one path each.
+        let begun = Instant::now();
+        let tags = [(); 2].map(|()| disk.q().submit(&op()).unwrap());
+        rig.fs.wait_held("a", 1, SOON).unwrap();
+        assert!(tags.contains(&disk.q().done().unwrap().tag));
+        while rig.server.count_log("path failed") == failures {
+            assert!(begun.elapsed() < SOON, "it is never taken out: {}", rig.server.stderr());
+            // By both paths, on both queues: none of them is ever silent for long.
+            for q in &mut disk.queues {
+                for sector in [0, 16, 32, 48] {
+                    q.submit(&Op::read(sector, 8)).unwrap();
+                    assert_eq!(q.done_within(Duration::from_secs(1)).unwrap().data, filled(sector, 8));
+                }
+            }
+        }
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_millis(TIMEOUT_MS), "given up after {took:?}");
+        println!("a {kind:?} that gets no answer is noticed after {took:?}");
+        let line = rig.server.wait_for_log("path failed", SOON).unwrap();
+        assert!(line.contains("no answer") && line.contains(rig.fs.path("a").to_str().unwrap()), "{line}");
+        // Its probe is answered, so it comes back, and what it owes is waited for.
+        rig.wait_active("a", true);
+        rig.fs.release("a");
+        assert!(disk.q().drain().unwrap().iter().all(|done| done.status == OK));
+        rig.forgive("a");
+    }
+    rig.image.assert_filled(0..rig.image.sectors());
+}
+
+/// A path that is slow and always has something outstanding is not late as long as each request is answered in time.
+#[test]
+fn f10_a_busy_path_is_not_late_because_it_is_never_idle() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &["--path-timeout", "1000"]);
+    rig.fs.logging(false);
+    let mut disk = rig.disk(2);
+    rig.fs.rule("a", Rule::delay_ms(100).reads().sectors(8..2048));
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for q in &mut disk.queues {
+            scope.spawn(move || {
+                for i in 0..8 {
+                    q.submit(&Op::read(64 + i * 16, 8)).unwrap();
+                }
+                for i in 8.. {
+                    assert_eq!(q.done().unwrap().status, OK);
+                    if begun.elapsed() > Duration::from_millis(3500) {
+                        break;
+                    }
+                    q.submit(&Op::read(64 + i % 64 * 16, 8)).unwrap();
+                }
+                q.drain().unwrap();
+            });
+        }
+    });
+    assert_eq!(rig.server.count_log("path failed"), 0, "{}", rig.server.stderr());
+}
+
 #[test]
 fn f10_all_paths_hang_and_go_on() {
     need!(faulty);

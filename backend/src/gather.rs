@@ -47,6 +47,9 @@ pub struct Gather {
     base: usize,
 }
 
+/// The strictest alignment of buffer addresses that can be kept everywhere, in bytes: that of [`ZEROS`].
+pub const MEM_ALIGN_BYTES_MAX: u32 = 4096;
+
 /// Largest bounce buffer that is kept for the next request.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 

@@ -15,6 +15,7 @@ use polypath_selector::PathArgs;
 
 use crate::disk::Disk;
 use crate::dispatch;
+use crate::gather;
 use crate::probe::{self, Expected, ProbeResult};
 use crate::status::{self, PathDetails};
 
@@ -338,10 +339,12 @@ impl Monitor {
                 limits.logical_block_bytes, known.logical_block_bytes
             ));
         }
-        if limits.mem_align_bytes > known.mem_align_bytes {
+        // The guest is told nothing of this, so tables follow their paths. What is cut at blocks has to stay aligned.
+        let align_max_bytes = known.logical_block_bytes.min(gather::MEM_ALIGN_BYTES_MAX);
+        if limits.mem_align_bytes > align_max_bytes {
             return Err(format!(
-                "it asks for buffers aligned to {} bytes, the table to {}",
-                limits.mem_align_bytes, known.mem_align_bytes
+                "it asks for buffers aligned to {} bytes, at most {align_max_bytes} are possible",
+                limits.mem_align_bytes
             ));
         }
         Ok(())

@@ -73,8 +73,9 @@ pub enum Next {
     Later(u64),
     /// This path failed with that errno: take it out and go on elsewhere.
     Elsewhere(i32),
-    /// This path may not do it, which says nothing about the others: ask each once; no path is at fault.
-    AskOthers,
+    /// This path may not or cannot do it, which says nothing about the others: ask each once; no path is at fault. If
+    /// all refuse, the guest gets this.
+    AskOthers(Status),
 }
 
 /// A worker's hold on a table: counted without a shared write.
@@ -280,8 +281,16 @@ impl Transfer {
         if self.is_of(snapshot) {
             return;
         }
+        let aligned_bytes = self.table().map_or(0, |table| table.limits().mem_align_bytes);
         self.table = Some(Rc::clone(snapshot));
         self.tried = 0;
+        if snapshot.limits().mem_align_bytes > aligned_bytes
+            && let Some(map) = self.map.clone()
+        {
+            // A path has come that asks for more. What was found in this memory before is found again.
+            let found = self.remap(&map);
+            debug_assert!(found.is_ok());
+        }
         if self.work() == Work::Flush && !self.is_all_written() {
             self.plan_flush();
         }
@@ -586,10 +595,11 @@ impl Transfer {
                     && self.work() != Work::Flush
                     && matches!(errno, libc::EPERM | libc::EACCES | libc::EROFS) =>
             {
-                Next::AskOthers
+                Next::AskOthers(Status::IoErr)
             }
             Verdict::TargetError(Refusal::Unsupp) if self.fall_back() => Next::Again,
-            Verdict::TargetError(Refusal::Unsupp) => Next::Finished(Status::Unsupp),
+            // A path that came later may not be able to discard, where those that were there can.
+            Verdict::TargetError(Refusal::Unsupp) => Next::AskOthers(Status::Unsupp),
             Verdict::TargetError(Refusal::IoErr) => Next::Finished(Status::IoErr),
         }
     }

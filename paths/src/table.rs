@@ -97,6 +97,7 @@ impl Table {
     }
 
     /// As [`Self::new`]; with the limits that the guest was already told, and, if `trusted`, without asking for proof.
+    /// What the guest is not told (the alignment of its buffers) follows the paths.
     pub fn with_limits(
         groups: Vec<Group>,
         map: Arc<MapState>,
@@ -116,9 +117,14 @@ impl Table {
         for path in &paths {
             Self::check_same(first, path, trusted)?;
         }
+        let strictest = Limits::strictest(paths.iter().map(|p| p.limits())).ok_or(TableError::Empty)?;
         let limits = match limits {
-            Some(limits) => limits,
-            None => Limits::strictest(paths.iter().map(|p| p.limits())).ok_or(TableError::Empty)?,
+            Some(told) => Limits {
+                mem_align_bytes: told.mem_align_bytes.max(strictest.mem_align_bytes),
+                may_block: strictest.may_block,
+                ..told
+            },
+            None => strictest,
         };
         Ok(Self { groups, paths, group_of, first_of, limits, map })
     }

@@ -12,6 +12,7 @@ use super::plan::What;
 use super::ports::port_of;
 use super::world::{Op, World};
 use crate::engine::{Engine, Event};
+use crate::gather::Alignment;
 use crate::transfer::Transfer;
 
 /// Turns of one worker after which it is taken to be stuck, and turns in a row without anything to do.
@@ -69,7 +70,11 @@ impl World {
         let head = segment.map(|addr| self.head_at(addr).expect("data of a request that is outstanding"));
         let path = Arc::clone(transfer.sent_path_arc().expect("a path"));
         let port = port_of(&path);
-        let step = Step::of(&transfer.action(), self.profile.align);
+        // Whatever the guest was told, a table asks for the alignment of its paths.
+        let limits = transfer.table().expect("a table").limits();
+        let mem_bytes = usize::try_from(limits.mem_align_bytes).expect("small");
+        let align = Alignment { mem_bytes, ..self.profile.align };
+        let step = Step::of(&transfer.action(), align);
         self.say(format_args!("start: head {head:?} path {port} {step:?}"));
         assert!(self.ops.len() + self.answered.len() < usize::from(self.profile.ring_size), "no slot left");
         match head.and_then(|head| self.outstanding.get_mut(&head)) {
@@ -80,7 +85,7 @@ impl World {
                 assert!(!matches!(record.last, Last::Final(_)), "head {head:?} goes on after its end");
                 let may_be_taken = self.control.enabled || request.since.clock < self.control.disabled_since;
                 assert!(record.is_started || may_be_taken, "head {head:?} was taken while disabled");
-                let is_chosen = matches!(record.last, Last::Nothing | Last::PathError | Last::NotAllowed);
+                let is_chosen = matches!(record.last, Last::Nothing | Last::PathError | Last::NotAllowed(_));
                 record.is_started = true;
                 if is_chosen {
                     assert!(path.is_active(), "head {head:?} is sent down a failed path");

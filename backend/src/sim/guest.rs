@@ -204,7 +204,7 @@ impl World {
             // Every path that was active when that was decided has refused it.
             Last::PathError if all_refused && ended.active_before & record.refused != 0 => IOERR,
             // Those that are not there are not waited for.
-            Last::NotAllowed if all_refused => IOERR,
+            Last::NotAllowed(status) if all_refused => status,
             last => {
                 let is_blocked = ended.stopping && ended.active != 0 && last == Last::Nothing;
                 let may_be_failed = self.profile.gaps.blocked || is_vague;

@@ -19,8 +19,9 @@ pub(crate) struct Faults {
     /// Syncs that fail.
     pub(crate) sync: u32,
     /// Whether the storage can punch holes and zero ranges.
-    pub(crate) no_punch: bool,
-    pub(crate) no_zero_range: bool,
+    /// Ports that cannot do it, as bits.
+    pub(crate) no_punch: u64,
+    pub(crate) no_zero_range: u64,
 }
 
 pub(crate) const PATH_ERRORS: [i32; 5] =
@@ -112,8 +113,10 @@ impl Lun {
         match step {
             Step::Sync if rng.chance(faults.sync) => -rng.pick(&[libc::EIO, libc::ENODEV, libc::ENOSPC]),
             Step::Sync => 0,
-            Step::Allocate { is_punch: true, .. } if faults.no_punch => -libc::EOPNOTSUPP,
-            Step::Allocate { is_punch: false, .. } if faults.no_zero_range => -libc::EOPNOTSUPP,
+            Step::Allocate { is_punch: true, .. } if faults.no_punch >> port & 1 == 1 => -libc::EOPNOTSUPP,
+            Step::Allocate { is_punch: false, .. } if faults.no_zero_range >> port & 1 == 1 => {
+                -libc::EOPNOTSUPP
+            }
             Step::Allocate { offset, len, .. } => {
                 if let Some((_, errno)) = self.first_bad(offset, len) {
                     return -errno;
@@ -191,8 +194,8 @@ pub(crate) enum Last {
     Final(u8),
     /// To be tried on another path.
     PathError,
-    /// This path may not do it: to be asked of the others, once each.
-    NotAllowed,
+    /// This path may not or cannot do it: to be asked of the others, once each; if all refuse, this is the status.
+    NotAllowed(u8),
 }
 
 /// The answers to one request.
@@ -232,7 +235,7 @@ impl Record {
             (Err(_), _) => self.judge(what, step, -result),
         };
         match self.last {
-            Last::NotAllowed => self.refused |= 1 << port,
+            Last::NotAllowed(_) => self.refused |= 1 << port,
             Last::PathError => {
                 self.refused |= 1 << port;
                 self.troubled_ns = self.troubled_ns.or(Some(now.ns));
@@ -252,10 +255,10 @@ impl Record {
             }
             libc::EOPNOTSUPP => match (what, step) {
                 (What::Zeroes, Step::Allocate { .. }) => Last::Retry,
-                (What::Discard, _) => Last::Final(UNSUPP),
+                (What::Discard, Step::Allocate { .. }) => Last::NotAllowed(UNSUPP),
                 _ => Last::Final(IOERR),
             },
-            libc::EPERM | libc::EROFS if what.is_change() && step != Step::Sync => Last::NotAllowed,
+            libc::EPERM | libc::EROFS if what.is_change() && step != Step::Sync => Last::NotAllowed(IOERR),
             // The paths are regular files: a sync that fails has lost something.
             libc::EIO if step == Step::Sync => Last::Final(IOERR),
             errno if PATH_ERRORS.contains(&errno) => Last::PathError,

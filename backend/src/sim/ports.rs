@@ -29,7 +29,7 @@ pub(crate) fn disk(rng: &mut Rng, profile: &Profile, links: &Links) -> Disk {
         groups[index].paths.push((path, PathArgs::default()));
     }
     let map = Arc::new(MapState::new(1, profile.policy, || {}));
-    let table = table(groups, map, profile);
+    let table = table(rng, groups, map, profile);
     Disk::new(TableCell::new(table), DiskOptions { nr_queues: 1, queue_size: 128, id: None })
 }
 
@@ -38,7 +38,7 @@ fn group(profile: &Profile) -> Group {
     Group { paths: Vec::new(), selector, args, bypassed: false }
 }
 
-fn table(mut groups: Vec<Group>, map: Arc<MapState>, profile: &Profile) -> Table {
+fn table(rng: &mut Rng, mut groups: Vec<Group>, map: Arc<MapState>, profile: &Profile) -> Table {
     groups.retain(|group| !group.paths.is_empty());
     for group in &mut groups {
         let nr = group.paths.len();
@@ -47,7 +47,9 @@ fn table(mut groups: Vec<Group>, map: Arc<MapState>, profile: &Profile) -> Table
         }
     }
     let mut limits = groups[0].paths[0].0.limits().clone();
-    limits.mem_align_bytes = u32::try_from(profile.align.mem_bytes).expect("small");
+    // Paths that ask for more may come and go.
+    let mem_bytes = profile.align.mem_bytes.max(rng.pick(&[1, 1, 512, profile.align.block_bytes]));
+    limits.mem_align_bytes = u32::try_from(mem_bytes).expect("small");
     limits.logical_block_bytes = u32::try_from(profile.align.block_bytes).expect("small");
     let table = Table::with_limits(groups, map, Some(limits), false).expect("table");
     dispatch::check_selectors(&table).expect("selectors");
@@ -66,7 +68,7 @@ impl World {
 
     fn publish_table(&mut self, groups: Vec<Group>) {
         let old = self.table();
-        let new = table(groups, Arc::clone(self.disk.map()), &self.profile);
+        let new = table(&mut self.rng, groups, Arc::clone(self.disk.map()), &self.profile);
         let is_gone = |path: &&Arc<Path>| !new.paths().iter().any(|p| Arc::ptr_eq(p, path));
         self.old_paths.extend(old.paths().iter().filter(is_gone).map(Arc::downgrade));
         let has_moved = new.groups().len() != old.groups().len();

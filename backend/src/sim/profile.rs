@@ -84,7 +84,7 @@ impl Profile {
             polled: rng.chance(8),
             with_call: rng.chance(90),
             features: rng.pick(&[flush, flush, flush | wce, flush | wce, 0]),
-            faults: Faults { no_punch: rng.chance(30), no_zero_range: rng.chance(40), ..faults },
+            faults: Faults { no_punch: ports(rng, 30), no_zero_range: ports(rng, 40), ..faults },
             nr_bad_sectors: rng.pick(&[0, 0, 0, 1, 3]),
             breaks: rng.pick(&[0, 0, 1, 4]),
             changes: rng.pick(&[0, 0, 1, 2]),
@@ -95,4 +95,10 @@ impl Profile {
             wreck: rng.chance(5),
         }
     }
+}
+
+/// The ports that cannot do something: mostly none, sometimes some, sometimes all.
+fn ports(rng: &mut Rng, percent: u32) -> u64 {
+    let some = rng.below(16);
+    if rng.chance(percent) { rng.pick(&[u64::MAX, u64::MAX, some]) } else { 0 }
 }

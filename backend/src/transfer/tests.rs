@@ -194,7 +194,6 @@ impl Drop for Case {
 
 const OK: Next = Next::Finished(Status::Ok);
 const IOERR: Next = Next::Finished(Status::IoErr);
-const UNSUPP: Next = Next::Finished(Status::Unsupp);
 
 fn moved(len: u64) -> i32 {
     i32::try_from(len).unwrap()

@@ -505,7 +505,7 @@ impl<E: Engine> Worker<E> {
                 self.delayed.push((due_ns, transfer));
             }
             Next::Elsewhere(errno) => self.fail_over(transfer, errno),
-            Next::AskOthers => {
+            Next::AskOthers(status) => {
                 transfer.note_tried();
                 // The table may have changed meanwhile, and a choice is a place in the one of now.
                 let snapshot = Rc::clone(self.dispatcher.snapshot());
@@ -515,7 +515,7 @@ impl<E: Engine> Worker<E> {
                         transfer.set_path(path);
                         self.send(transfer);
                     }
-                    None => self.finish(transfer, Status::IoErr),
+                    None => self.finish(transfer, status),
                 }
             }
         }

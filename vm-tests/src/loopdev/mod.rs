@@ -220,6 +220,12 @@ impl LoopDev {
         std::fs::write(format!("/sys/block/{name}/queue/nr_requests"), nr.to_string())
     }
 
+    /// Largest request that the device takes, in KiB.
+    pub fn set_max_sectors_kb(&self, kib: u32) -> io::Result<()> {
+        let name = self.path.file_name().expect("a device has a name").to_string_lossy().into_owned();
+        std::fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), kib.to_string())
+    }
+
     /// Another descriptor of the device.
     pub fn reopen(&self) -> io::Result<File> {
         open_device(&self.path)
@@ -229,6 +235,8 @@ impl LoopDev {
 impl Drop for LoopDev {
     fn drop(&mut self) {
         let _ = self.set_read_only(false);
+        // Outlives what the device is attached to; 0 is the default.
+        let _ = self.set_max_sectors_kb(0);
         // Autoclear would do, but only after the last user; asked now, a user that hangs on sees the device go away at its
         // own close.
         // SAFETY: no argument.

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polypath_vm_tests::faulty::{Kind, Rule};
+use polypath_vm_tests::front_end::request::Cut;
 use polypath_vm_tests::front_end::verify::Plan;
-use polypath_vm_tests::front_end::{OK, Op};
+use polypath_vm_tests::front_end::{Disk, Framing, OK, Op};
 use polypath_vm_tests::loopdev::LoopDev;
 use polypath_vm_tests::server::{Server, wait_until};
 
@@ -300,4 +301,51 @@ fn a_path_with_larger_blocks_is_not_added() {
     assert!(refused(&shifted).contains("offset 4096"));
     control.run(&format!("add_path 1 {}", other.path().display())).unwrap();
     control.run(&format!("remove_path {}", fine.path().display())).unwrap();
+}
+
+/// A path that takes less at a time than those that were there: what is too large for it is split on the way, and
+/// fails nothing.
+#[test]
+fn a_path_with_tighter_limits_is_added_and_gets_its_share() {
+    need!(loopdev);
+    let image = Image::filled(16 * MIB);
+    let attach = || LoopDev::on(&image.path).direct_io(true).attach().unwrap();
+    let (wide, tight) = (attach(), attach());
+    tight.set_max_sectors_kb(4).unwrap();
+    // Requests and sectors written: devices count on from their last use.
+    let written = || {
+        let name = tight.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        let fields: Vec<u64> = stat.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        (fields[4], fields[6])
+    };
+    let before = written();
+    let (server, socket) = controlled(Server::polypath().path(wide.path()));
+    let mut disk = Disk::at(server.socket()).queues(2).memory_bytes(64 << 20).open().unwrap();
+    let mut control = socket.connect().unwrap();
+    control.run(&format!("add_path 1 {}", tight.path().display())).unwrap();
+    // Every second one goes by it; the others it is left alone with.
+    for alone in [false, true] {
+        if alone {
+            control.run(&format!("fail_path {}", wide.path().display())).unwrap();
+        }
+        for (i, q) in (0_u64..).zip(&mut disk.queues) {
+            for sector in [0, 1, 2049, 4096].map(|sector| sector + i * 16384) {
+                // 1 MiB in one piece, and in many.
+                let pieces = [vec![16], vec![12 << 10; 80]].concat();
+                for framing in [Framing::Plain, Framing::Cut(Cut { out: pieces, ..Cut::default() })] {
+                    assert!(q.read(sector, 2048).unwrap() == filled(sector, 2048));
+                    let op = Op::write(sector, filled(sector, 2048));
+                    q.stage_framed(&op, &framing).unwrap();
+                    q.kick();
+                    assert_eq!(q.done().unwrap().status, OK);
+                }
+            }
+            q.flush().unwrap();
+        }
+    }
+    let (nr, sectors) = (written().0 - before.0, written().1 - before.1);
+    assert!(sectors >= 16 * 2048 && sectors <= nr * 8, "{sectors} sectors in {nr} requests of 4 KiB at most");
+    assert_eq!(server.count_log("path failed"), 1, "the operator's: {}", server.stderr());
+    image.assert_filled(0..image.sectors());
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sim::fixture::cases;
+use crate::sim::fixture::{cases, with_alignment};
 
 #[test]
 fn a_whole_transfer_is_done_at_once() {
@@ -177,7 +177,7 @@ fn f01_errors_of_the_path_go_elsewhere_and_errors_of_the_target_do_not() {
             let mut case = Case::new(2);
             begin(&mut case);
             // One path alone may have become read-only: the others are asked, and none is at fault.
-            let next = if !is_read && errno == libc::EPERM { Next::AskOthers } else { IOERR };
+            let next = if !is_read && errno == libc::EPERM { Next::AskOthers(Status::IoErr) } else { IOERR };
             assert_eq!(case.transfer.complete(-errno), next, "errno {errno}");
             assert_eq!(case.transfer.tried(), 0);
         }
@@ -319,8 +319,8 @@ proptest! {
             match case.transfer.complete(result) {
                 Next::Finished(status) => break status,
                 Next::Again | Next::Later(_) => {}
-                Next::Elsewhere(_) | Next::AskOthers if path == 3 => break Status::IoErr,
-                Next::Elsewhere(_) | Next::AskOthers => {
+                Next::Elsewhere(_) | Next::AskOthers(_) if path == 3 => break Status::IoErr,
+                Next::Elsewhere(_) | Next::AskOthers(_) => {
                     path += 1;
                     case.go_elsewhere(path);
                 }
@@ -334,4 +334,43 @@ proptest! {
             prop_assert!(disk == expected);
         }
     }
+}
+
+/// A path with a stricter alignment comes while a request waits: its buffers are bounced from then on, and what was
+/// moved already is not lost.
+#[test]
+fn f11_a_table_that_asks_for_more_alignment_than_the_one_before() {
+    let strict = Alignment { mem_bytes: 512, block_bytes: 512 };
+    for nr_moved in [0, 512, 4096, 4096 + 512] {
+        let mut case = Case::new(2);
+        case.write(&[100, 4096, 924], false);
+        let whole = case.written();
+        if nr_moved != 0 {
+            assert_eq!(case.transfer.complete(moved(nr_moved)), Next::Again);
+        }
+        let table = Rc::new(Arc::new(with_alignment(&case.table, strict)));
+        case.transfer.rebase(&table);
+        case.transfer.set_path(1);
+        let Action::Write { iovecs, offset } = case.transfer.action() else { panic!("a write") };
+        assert_eq!(offset, nr_moved);
+        assert!(
+            iovecs.iter().all(|v| v.iov_base.addr().is_multiple_of(512) && v.iov_len.is_multiple_of(512))
+        );
+        assert!(case.written() == whole[usize::try_from(nr_moved).unwrap()..], "after {nr_moved}");
+    }
+    let mut case = Case::new(2);
+    case.read(0, &[100, 4096, 924]);
+    assert_eq!(case.transfer.complete(512), Next::Again);
+    let table = Rc::new(Arc::new(with_alignment(&case.table, strict)));
+    case.transfer.rebase(&table);
+    case.transfer.set_path(1);
+    let Action::Read { iovecs, offset } = case.transfer.action() else { panic!("a read") };
+    assert!(iovecs.iter().all(|v| v.iov_base.addr().is_multiple_of(512)));
+    assert_eq!((offset, iovecs::len(iovecs)), (0, 5120), "what lies in the guest is read again");
+    iovecs::write(iovecs, &vec![7; 5120]);
+    assert_eq!(case.transfer.complete(5120), OK);
+    let segments = case.transfer.buffers.segments.clone();
+    assert_eq!(case.end(Status::Ok), (5120, Status::Ok));
+    case.transfer.buffers.segments = segments;
+    assert!(case.guest_data() == vec![7; 5120]);
 }

@@ -34,6 +34,8 @@ pub struct Dispatcher {
 struct GroupView {
     selector: Selector,
     usable: PathSet,
+    /// Whether the selector has something to show that nobody else knows.
+    learns: bool,
 }
 
 /// Loads of all paths of the table, by index in it.
@@ -79,6 +81,7 @@ fn make_groups(table: &Table, worker: usize) -> Result<Vec<GroupView>, NewError>
         Ok(GroupView {
             selector: Selector::new(group.selector, &group.args, &args, worker)?,
             usable: PathSet::full(args.len()),
+            learns: !matches!(group.selector, Kind::RoundRobin | Kind::QueueLength | Kind::ServiceTime),
         })
     };
     table.groups().iter().map(view).collect()
@@ -300,6 +303,11 @@ impl Dispatcher {
             let same_table = transfer.is_of(&self.snapshot);
             if let (Some(ticket), true, Some(view)) = (ticket, same_table, self.groups.get_mut(group)) {
                 view.selector.end_io(ticket, now_ns, outcome);
+                if view.learns {
+                    let first = self.snapshot.first_of(group);
+                    let info = view.selector.info(index - first, &self.load.of_group(first));
+                    path.gauges().show_learned(self.worker, info.learned());
+                }
             }
         } else if let Some(path) = transfer.sent_path_arc()
             && let Some(at) = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path))

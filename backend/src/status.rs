@@ -30,7 +30,7 @@ pub(crate) fn of(
             args: args.clone(),
             active: path.is_active(),
             fail_count: path.nr_failures(),
-            info: info(kind, args, load),
+            info: info(kind, args, load, path.gauges().learned()),
             in_flight: u64::from(load.in_flight),
             in_flight_bytes: load.bytes,
             last_error: details.last_error.clone(),
@@ -76,10 +76,10 @@ fn held(table: &Table, policy: NoPathRetry, now_ns: u64) -> Held {
     }
 }
 
-/// The times that the learning selectors keep belong to the workers and are not gathered; they show as 0.
-fn info(kind: Kind, args: &PathArgs, load: PathLoad) -> PathInfo {
+/// One view of what all workers know of a path; `learned` is what each has learned.
+fn info(kind: Kind, args: &PathArgs, load: PathLoad, learned: impl Iterator<Item = [u64; 3]>) -> PathInfo {
     let PathLoad { in_flight, bytes: in_flight_bytes } = load;
-    match kind {
+    let empty = match kind {
         Kind::RoundRobin => PathInfo::RoundRobin,
         Kind::QueueLength => PathInfo::QueueLength { in_flight },
         Kind::ServiceTime => {
@@ -92,7 +92,9 @@ fn info(kind: Kind, args: &PathArgs, load: PathLoad) -> PathInfo {
         Kind::LearnedServiceTime => {
             PathInfo::LearnedServiceTime { in_flight, read_ns: 0, write_ns: 0, penalty: 0 }
         }
-    }
+    };
+    let views: Vec<_> = learned.map(|words| empty.with_learned(words)).collect();
+    PathInfo::combine(&views).unwrap_or(empty)
 }
 
 fn extra(path: &Path, details: &PathDetails, now_ns: u64) -> Map<String, Value> {

@@ -21,6 +21,8 @@ struct Line {
     oldest_ns: AtomicU64,
     /// When that was exact, in ns.
     looked_ns: AtomicU64,
+    /// What the worker's selector has learned of the path, as its `PathInfo::learned` has it.
+    learned: [AtomicU64; 3],
 }
 
 /// How long a worker waits for answers of one path.
@@ -88,6 +90,19 @@ impl Gauges {
                 looked_ns,
             }
         })
+    }
+
+    /// Shows the others what `worker` has learned. Plain stores to its own line.
+    pub fn show_learned(&self, worker: usize, words: [u64; 3]) {
+        if let Some(line) = self.lines.get(worker) {
+            line.learned.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        }
+    }
+
+    /// What each worker that has learned something has. (One that is just learning may show old and new words mixed.)
+    pub fn learned(&self) -> impl Iterator<Item = [u64; 3]> + '_ {
+        let words = self.lines.iter().map(|l| l.learned.each_ref().map(|word| word.load(Ordering::Relaxed)));
+        words.filter(|words| *words != [0; 3])
     }
 
     /// What all workers have in flight.

@@ -101,6 +101,38 @@ impl PathInfo {
         Some(result)
     }
 
+    /// The learned part as plain words, to be shown from one thread to another; all 0 before anything was learned.
+    #[must_use]
+    pub fn learned(&self) -> [u64; 3] {
+        match *self {
+            Self::RoundRobin | Self::QueueLength { .. } | Self::ServiceTime { .. } => [0; 3],
+            // Without a sample the average is a mere beginning.
+            Self::HistoricalServiceTime { stale_after_ns: 0, .. } => [0; 3],
+            Self::HistoricalServiceTime { average, stale_after_ns, .. } => [average, stale_after_ns, 0],
+            Self::IoAffinity { misses } => [misses, 0, 0],
+            Self::LearnedServiceTime { read_ns, write_ns, penalty, .. } => {
+                [read_ns, write_ns, penalty.into()]
+            }
+        }
+    }
+
+    /// The same info with another learned part, as [`Self::learned`] gave it.
+    #[must_use]
+    pub fn with_learned(mut self, words: [u64; 3]) -> Self {
+        match &mut self {
+            Self::RoundRobin | Self::QueueLength { .. } | Self::ServiceTime { .. } => {}
+            Self::HistoricalServiceTime { average, stale_after_ns, .. } => {
+                (*average, *stale_after_ns) = (words[0], words[1]);
+            }
+            Self::IoAffinity { misses } => *misses = words[0],
+            Self::LearnedServiceTime { read_ns, write_ns, penalty, .. } => {
+                (*read_ns, *write_ns) = (words[0], words[1]);
+                *penalty = u32::try_from(words[2]).unwrap_or(u32::MAX);
+            }
+        }
+        self
+    }
+
     fn in_flight(&self) -> u32 {
         match self {
             Self::QueueLength { in_flight }
@@ -165,5 +197,22 @@ mod tests {
             assert_eq!(PathInfo::combine(views).unwrap().to_string(), line);
         }
         assert_eq!(PathInfo::combine(&[]), None);
+    }
+
+    #[test]
+    fn what_was_learned_goes_through_words() {
+        let empty = PathInfo::HistoricalServiceTime { average: 0, in_flight: 3, stale_after_ns: 0 };
+        let full = PathInfo::HistoricalServiceTime { average: 5000, in_flight: 3, stale_after_ns: 6 };
+        assert_eq!(empty.with_learned(full.learned()), full);
+        let begun = PathInfo::HistoricalServiceTime { average: 1024, in_flight: 3, stale_after_ns: 0 };
+        assert_eq!(begun.learned(), [0; 3]);
+        let empty = PathInfo::LearnedServiceTime { in_flight: 1, read_ns: 0, write_ns: 0, penalty: 0 };
+        let full = PathInfo::LearnedServiceTime { in_flight: 1, read_ns: 7, write_ns: 8, penalty: 9 };
+        assert_eq!(empty.with_learned(full.learned()), full);
+        let misses = PathInfo::IoAffinity { misses: 4 };
+        assert_eq!(PathInfo::IoAffinity { misses: 0 }.with_learned(misses.learned()), misses);
+        for nothing in [PathInfo::RoundRobin, PathInfo::QueueLength { in_flight: 3 }] {
+            assert_eq!((nothing.learned(), nothing.with_learned([1; 3])), ([0; 3], nothing));
+        }
     }
 }

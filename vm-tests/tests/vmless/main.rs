@@ -25,6 +25,7 @@ mod harness;
 mod held;
 mod identity;
 mod io;
+mod learned;
 mod lifecycle;
 mod live;
 mod load;

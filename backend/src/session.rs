@@ -24,6 +24,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::FileOffset;
 
 use crate::disk::Disk;
+use crate::inflight::{self, InflightArea};
 use crate::memory::{Lessor, MEM_SLOTS_MAX, Memory, RegionAddress};
 use crate::protocol;
 use crate::vring::{RING_SIZE_MAX, RingAddresses, Vring};
@@ -81,6 +82,8 @@ struct Queue {
     /// In the front-end's address space: descriptors, available, used.
     addresses: Option<[u64; 3]>,
     next_avail: u16,
+    /// Whether `next_avail` is where a worker of this session stopped.
+    stopped_here: bool,
     kick: Option<OwnedFd>,
     /// A kick message came: the ring is to run, with or without a descriptor.
     kicked: bool,
@@ -99,6 +102,8 @@ struct Session {
     lessor: Lessor,
     queues: Vec<Queue>,
     nr_workers: Arc<AtomicUsize>,
+    /// Where the requests in flight are written down.
+    inflight: Option<Arc<InflightArea>>,
     /// The channel back to the front-end; kept open as long as the connection.
     backend: Option<Backend>,
 }
@@ -113,6 +118,7 @@ impl Session {
             memory,
             queues: (0..disk.nr_queues()).map(|_| Queue::default()).collect(),
             nr_workers: Arc::new(AtomicUsize::new(0)),
+            inflight: None,
             backend: None,
             disk,
         }
@@ -148,7 +154,7 @@ impl Session {
         let Some(at) = self.ring_addresses(queue) else { return Ok(()) };
         let bit = |bit: u32| self.features & 1 << bit != 0;
         let map = self.memory.map();
-        let vring = Vring::new(
+        let mut vring = Vring::new(
             map,
             queue.size,
             at,
@@ -157,6 +163,18 @@ impl Session {
             bit(VIRTIO_RING_F_INDIRECT_DESC),
         )
         .ok_or(ProtocolError::InvalidParam)?;
+        if let Some(area) = &self.inflight {
+            match area.queue(index, queue.size) {
+                Some(part) => match vring.track(map, part, queue.stopped_here) {
+                    Ok(0) => {}
+                    Ok(nr) => log::info!("requests taken up again: queue={index} requests={nr}"),
+                    Err(why) => log::warn!("in-flight area is not believed: queue={index} reason={why}"),
+                },
+                None => {
+                    log::warn!("in-flight area has no place for a ring: queue={index} size={}", queue.size)
+                }
+            }
+        }
         let clone = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let config = WorkerConfig {
             index,
@@ -186,18 +204,22 @@ impl Session {
         {
             worker.send(Command::Stop);
             queue.next_avail = worker.join();
+            queue.stopped_here = true;
         }
     }
 
     /// Stops all workers, each while the others finish as well.
     fn stop_all(&mut self) {
-        let workers: Vec<_> =
-            self.queues.iter_mut().filter_map(|q| q.worker.take().map(|w| (&mut q.next_avail, w))).collect();
+        let workers: Vec<_> = self
+            .queues
+            .iter_mut()
+            .filter_map(|q| q.worker.take().map(|w| ((&mut q.next_avail, &mut q.stopped_here), w)))
+            .collect();
         for (_, worker) in &workers {
             worker.send(Command::Stop);
         }
-        for (next_avail, worker) in workers {
-            *next_avail = worker.join();
+        for ((next_avail, stopped_here), worker) in workers {
+            (*next_avail, *stopped_here) = (worker.join(), true);
         }
     }
 
@@ -236,6 +258,11 @@ fn refused(error: impl std::fmt::Display) -> ProtocolError {
     ProtocolError::InvalidParam
 }
 
+fn area_refused(error: inflight::InflightError) -> ProtocolError {
+    log::warn!("in-flight area refused: {error}");
+    ProtocolError::InvalidParam
+}
+
 impl VhostUserBackendReqHandlerMut for Session {
     fn set_owner(&mut self) -> ProtocolResult<()> {
         Ok(())
@@ -249,6 +276,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.stop_all();
         for queue in &mut self.queues {
             *queue = Queue::default();
+        }
+        // Whoever waited for those requests is gone.
+        if let Some(area) = self.inflight.take() {
+            area.clear();
         }
         self.features = 0;
         Ok(())
@@ -336,6 +367,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if queue.worker.is_some() {
             return Err(ProtocolError::InvalidOperation("the ring is running"));
         }
+        queue.stopped_here &= queue.next_avail == base;
         queue.next_avail = base;
         Ok(())
     }
@@ -380,6 +412,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
@@ -441,6 +474,23 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.set_memory(memory)
     }
 
+    fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> ProtocolResult<(VhostUserInflight, File)> {
+        let (nr_queues, queue_size) = (asked.num_queues, asked.queue_size);
+        let (file, size_bytes) =
+            inflight::create(nr_queues, queue_size, self.disk.nr_queues()).map_err(area_refused)?;
+        Ok((VhostUserInflight::new(size_bytes, 0, nr_queues, queue_size), file))
+    }
+
+    fn set_inflight_fd(&mut self, area: &VhostUserInflight, file: File) -> ProtocolResult<()> {
+        let (offset, size_bytes) = (area.mmap_offset, area.mmap_size);
+        let (nr_queues, queue_size) = (area.num_queues, area.queue_size);
+        let area = InflightArea::open(file, offset, size_bytes, nr_queues, queue_size, self.disk.nr_queues())
+            .map_err(area_refused)?;
+        // Rings that run go on with what they have.
+        self.inflight = Some(area);
+        Ok(())
+    }
+
     // What follows belongs to protocol features that are not offered.
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> ProtocolResult<()> {
@@ -449,14 +499,6 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> ProtocolResult<File> {
         Err(ProtocolError::InvalidOperation("no shared objects"))
-    }
-
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> ProtocolResult<(VhostUserInflight, File)> {
-        Err(ProtocolError::InvalidOperation("no in-flight tracking"))
-    }
-
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _file: File) -> ProtocolResult<()> {
-        Err(ProtocolError::InvalidOperation("no in-flight tracking"))
     }
 
     fn set_device_state_fd(

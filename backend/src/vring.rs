@@ -12,6 +12,8 @@ use virtio_bindings::virtio_ring::{
 };
 use vm_memory::{ByteValued, GuestAddress};
 
+use crate::crash;
+use crate::inflight::{Garbage, InflightQueue};
 use crate::memory::{GuestAccess as _, GuestMap};
 
 /// Most entries of a ring (`VIRTQUEUE_MAX_SIZE` in QEMU, and what Linux asks for at most).
@@ -105,6 +107,10 @@ pub struct Vring {
     published: u16,
     /// Heads that were taken and not returned.
     in_flight: Vec<bool>,
+    /// Where that is written down for a process after this one.
+    tracked: Option<InflightQueue>,
+    /// Heads that an earlier process took and did not answer, the next one last.
+    again: Vec<u16>,
     broken: bool,
 }
 
@@ -136,8 +142,64 @@ impl Vring {
             next_used: used,
             published: used,
             in_flight: vec![false; usize::from(size)],
+            tracked: None,
+            again: Vec::new(),
             broken: false,
         })
+    }
+
+    /// Writes down from now on what is in flight. What `area` says to be in flight already is popped again, before anything
+    /// else; and unless `keeps_index`, the ring goes on behind those and what is answered, whatever index it was made with:
+    /// front-ends that lost an earlier process do not know how far it had come.
+    ///
+    /// # Errors
+    /// The content of the area cannot be right. The ring goes on at its index, with nothing in flight.
+    pub fn track(
+        &mut self,
+        map: &GuestMap,
+        mut area: InflightQueue,
+        keeps_index: bool,
+    ) -> Result<usize, Garbage> {
+        let used = self.next_used;
+        let index = self.load(map, self.at.available, 2, Ordering::Acquire).unwrap_or(used);
+        let outstanding = index.wrapping_sub(used).min(self.size);
+        let available =
+            |index| self.load(map, self.at.available, 4 + 2 * self.slot(index), Ordering::Relaxed);
+        let (heads, found) = match area.recover(used, outstanding, available) {
+            Ok(heads) => (heads, None),
+            Err(garbage) => (Vec::new(), Some(garbage)),
+        };
+        area.begin(used, &heads);
+        self.tracked = Some(area);
+        if let Some(garbage) = found {
+            return Err(garbage);
+        }
+        for head in &heads {
+            if let Some(in_flight) = self.in_flight.get_mut(usize::from(*head)) {
+                *in_flight = true;
+            }
+        }
+        if !keeps_index {
+            self.next_avail = used.wrapping_add(u16::try_from(heads.len()).unwrap_or(0));
+            self.avail_seen = self.next_avail;
+        }
+        let nr_heads = heads.len();
+        self.again = heads;
+        self.again.reverse();
+        Ok(nr_heads)
+    }
+
+    /// Whether what is in flight is written down.
+    pub fn is_tracked(&self) -> bool {
+        self.tracked.is_some()
+    }
+
+    /// Gives up a head without an answer: it stays written down as in flight, for the next start.
+    pub fn leave(&mut self, head: u16) {
+        debug_assert!(self.is_tracked());
+        if let Some(in_flight) = self.in_flight.get_mut(usize::from(head)) {
+            *in_flight = false;
+        }
     }
 
     /// Whether the three parts of a ring lie inside guest memory.
@@ -204,6 +266,9 @@ impl Vring {
         if self.broken {
             return Pop::Empty;
         }
+        if let Some(head) = self.again.pop() {
+            return Pop::Head(head);
+        }
         if self.next_avail == self.avail_seen && !self.refresh(map) {
             return if self.broken { Pop::Broken } else { Pop::Empty };
         }
@@ -216,6 +281,9 @@ impl Vring {
         match self.in_flight.get_mut(usize::from(head)) {
             Some(in_flight) if !*in_flight => {
                 *in_flight = true;
+                if let Some(tracked) = &mut self.tracked {
+                    tracked.mark(head);
+                }
                 Pop::Head(head)
             }
             _ => Pop::BadHead(head),
@@ -272,8 +340,12 @@ impl Vring {
         }
         let element = u64::from(head) | u64::from(len) << 32;
         let at = GuestAddress(self.at.used.0 + 4 + 8 * self.slot(self.next_used));
+        crash::step();
         let _ = map.write_at(element.to_le(), at);
         self.next_used = self.next_used.wrapping_add(1);
+        if let Some(tracked) = &mut self.tracked {
+            tracked.add_used(head);
+        }
     }
 
     /// Shows the guest all used entries written since the last time. True if the guest wants to be told.
@@ -282,8 +354,12 @@ impl Vring {
         if self.next_used == old {
             return false;
         }
+        crash::step();
         self.store(map, self.at.used, 2, self.next_used, Ordering::Release);
         self.published = self.next_used;
+        if let Some(tracked) = &mut self.tracked {
+            tracked.published(self.next_used);
+        }
         // The index must be visible before the guest's wish is read (virtio 1.2, 2.7.7.2): either we see that it wants
         // to be told, or it sees the entries before it waits.
         fence(Ordering::SeqCst);
@@ -325,7 +401,7 @@ impl Vring {
         }
         // The wish must be visible before the index is read again (2.7.10.1).
         fence(Ordering::SeqCst);
-        self.refresh(map)
+        self.refresh(map) || !self.again.is_empty()
     }
 }
 

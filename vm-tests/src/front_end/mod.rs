@@ -1,7 +1,7 @@
 //! A front-end that is the test itself: guest memory, rings and messages in the test's hands.
 //!
 //! From the bottom up: [`memory`] and [`wire`] (bytes), [`session`] and [`queue`] (the two protocols, step by step),
-//! [`blk`] and [`disk`] (requests), [`verify`] (load), and [`other`], a front-end made by others.
+//! [`blk`] and [`disk`] (requests), [`verify`] (load), [`inflight`] and [`reconnect`] (lives of a back-end), and [`other`], a front-end made by others.
 //!
 //! ```no_run
 //! # use polypath_vm_tests::front_end::{Disk, verify};
@@ -15,9 +15,11 @@ pub mod blk;
 pub mod chain;
 pub mod config;
 pub mod disk;
+pub mod inflight;
 pub mod memory;
 pub mod other;
 pub mod queue;
+pub mod reconnect;
 pub mod request;
 pub mod session;
 pub mod verify;
@@ -27,7 +29,9 @@ pub use blk::{BlkQueue, Done};
 pub use chain::{Chain, Desc};
 pub use config::{Config, feature};
 pub use disk::Disk;
+pub use inflight::Inflight;
 pub use memory::{Buf, Memory, Region};
 pub use queue::{Queue, Used};
+pub use reconnect::{Kept, Resume};
 pub use request::{Cut, Framing, IOERR, OK, Op, Segment, UNSUPP};
 pub use session::Session;

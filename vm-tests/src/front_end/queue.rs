@@ -142,6 +142,11 @@ impl Queue {
         [&self.desc, &self.avail, &self.used].map(|part| self.mem.user_of(part.addr))
     }
 
+    /// Guest addresses of the available and the used ring.
+    pub fn ring_addresses(&self) -> [u64; 2] {
+        [self.avail.addr, self.used.addr]
+    }
+
     /// Index that the next published chain gets.
     pub fn next_avail(&self) -> u16 {
         self.next_avail

@@ -18,6 +18,7 @@ pub const PROTOCOL_MASK: u64 = proto::MQ
     | proto::REPLY_ACK
     | proto::BACKEND_REQ
     | proto::CONFIG
+    | proto::INFLIGHT_SHMFD
     | proto::RESET_DEVICE
     | proto::CONFIGURE_MEM_SLOTS;
 

@@ -47,6 +47,7 @@ pub mod req {
 #[allow(missing_docs, reason = "the names are those of the specification")]
 pub mod proto {
     pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
@@ -54,6 +55,7 @@ pub mod proto {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
+    pub const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
 }
 
 /// Protocol version 1 in the flags of a message.

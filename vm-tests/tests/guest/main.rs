@@ -4,6 +4,7 @@
 //! the harness's fault.
 
 mod boot;
+mod crash;
 mod discard;
 mod files;
 mod hotplug;

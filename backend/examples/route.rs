@@ -15,6 +15,7 @@ fn main() -> anyhow::Result<()> {
         nr_paths: nr_paths.parse()?,
         nr_workers: nr_workers.parse()?,
         nr_kicks: nr_kicks.parse()?,
+        errors: 0,
     };
     let dir = std::env::temp_dir().join(format!("polypath-route-{}", std::process::id()));
     std::fs::create_dir(&dir)?;

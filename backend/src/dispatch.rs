@@ -199,21 +199,32 @@ impl Dispatcher {
         if tried == 0 {
             return self.choose_in(self.current?, &request, 0);
         }
-        let others = (0..self.groups.len()).filter(|g| Some(*g) != self.current);
-        let groups: Vec<usize> = self.current.into_iter().chain(others).collect();
-        groups.into_iter().find_map(|group| self.choose_in(group, &request, tried))
+        // As when the group in use has no path left: in table order, bypassed ones last.
+        let current = self.current;
+        let snapshot = Rc::clone(&self.snapshot);
+        let others = |bypassed: bool| {
+            let groups = snapshot.groups().iter().enumerate();
+            groups.filter(move |(g, group)| Some(*g) != current && group.bypassed == bypassed).map(|(g, _)| g)
+        };
+        let mut groups = current.into_iter().chain(others(false)).chain(others(true));
+        groups.find_map(|group| self.choose_in(group, &request, tried))
     }
 
     fn choose_in(&mut self, group: usize, request: &Request, tried: u64) -> Option<usize> {
         let first = self.snapshot.first_of(group);
         let view = self.groups.get_mut(group)?;
         let load = self.load.of_group(first);
+        let has_tried = |usable: &PathSet, l: &usize| tried >> (first + l) & 1 == 1 && usable.contains(*l);
         let local = if tried == 0 {
             view.selector.select(request, &view.usable, &load)
         } else {
-            let mut usable = view.usable.clone();
-            (0..usable.nr_paths()).filter(|l| tried >> (first + l) & 1 == 1).for_each(|l| usable.remove(l));
-            view.selector.select(request, &usable, &load)
+            // Those that have refused it are left out for this choice.
+            let nr_paths = view.usable.nr_paths();
+            let out = (0..nr_paths).filter(|l| has_tried(&view.usable, l)).fold(0_u64, |out, l| out | 1 << l);
+            (0..nr_paths).filter(|l| out >> l & 1 == 1).for_each(|l| view.usable.remove(l));
+            let local = view.selector.select(request, &view.usable, &load);
+            (0..nr_paths).filter(|l| out >> l & 1 == 1).for_each(|l| view.usable.insert(l));
+            local
         };
         local.map(|local| first + local)
     }

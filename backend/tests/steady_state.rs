@@ -1,4 +1,4 @@
-//! In steady state a request costs no allocation, whatever the selector.
+//! In steady state a request costs no allocation, whatever the selector, and neither does a path error with the retry.
 
 #[path = "support/loopback.rs"]
 mod loopback;
@@ -39,9 +39,9 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_request_allocates_nothing() {
     for selector in Kind::ALL {
-        for nr_paths in [1, 8, 64] {
+        for (nr_paths, errors) in [(1, 0), (8, 0), (64, 0), (8, 50), (64, 20)] {
             let dir = tempfile::tempdir().expect("directory");
-            let plan = loopback::Plan { nr_paths, nr_workers: 4, selector, nr_kicks: 200 };
+            let plan = loopback::Plan { nr_paths, nr_workers: 4, selector, nr_kicks: 200, errors };
             let (mut warm, mut end) = (0, 0);
             loopback::run(dir.path(), plan, |nr_left| {
                 let now = NR_ALLOCATIONS.load(Ordering::Relaxed);
@@ -52,7 +52,11 @@ fn a_request_allocates_nothing() {
                 }
             });
             assert!(warm > 0 && end >= warm);
-            assert_eq!(end - warm, 0, "{selector} with {nr_paths} paths: allocations for 9600 requests");
+            assert_eq!(
+                end - warm,
+                0,
+                "{selector} with {nr_paths} paths, each {errors}. answer an error: allocations for 9600 requests"
+            );
         }
     }
 }

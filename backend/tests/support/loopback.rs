@@ -41,6 +41,8 @@ pub struct Plan {
     pub selector: Kind,
     /// Kicks of 64 requests each.
     pub nr_kicks: u32,
+    /// Each so-and-so-manieth answer is an error of the path; 0: none is. Failed paths are back at the next kick.
+    pub errors: u32,
 }
 
 /// Answers at once; between the answers it plays the guest.
@@ -52,13 +54,19 @@ struct Loopback<F> {
     avail: u16,
     nr_in_flight: usize,
     now_ns: u64,
+    disk: Arc<Disk>,
+    errors: u32,
+    nr_started: u32,
     each_kick: F,
 }
 
 impl<F: FnMut(u32)> Engine for Loopback<F> {
     fn start(&mut self, transfer: Box<Transfer>) {
         let len = i32::try_from(transfer.nr_bytes()).unwrap_or(i32::MAX);
-        self.done.push_back(Event::Done(transfer, len));
+        self.nr_started += 1;
+        let is_error = self.errors != 0 && self.nr_started.is_multiple_of(self.errors);
+        // ENODEV.
+        self.done.push_back(Event::Done(transfer, if is_error { -19 } else { len }));
         self.nr_in_flight += 1;
     }
 
@@ -74,6 +82,10 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
             return Ok(());
         }
         self.nr_kicks_left -= 1;
+        if self.errors != 0 {
+            let table = self.disk.table().load();
+            (0..table.paths().len()).for_each(|path| table.reinstate_path(path));
+        }
         for i in 0..DEPTH {
             let slot = u64::from(self.avail.wrapping_add(i) % RING_SIZE);
             let head = (i * 3).to_le();
@@ -131,6 +143,9 @@ pub fn run(dir: &StdPath, plan: Plan, each_kick: impl FnMut(u32)) -> u64 {
         avail: 0,
         nr_in_flight: 0,
         now_ns: 1,
+        disk: Arc::clone(&disk),
+        errors: plan.errors,
+        nr_started: 0,
         each_kick,
     };
     let config = WorkerConfig {

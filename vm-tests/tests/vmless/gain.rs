@@ -87,7 +87,8 @@ fn two_equal_paths_give_nearly_twice_as_much() {
     for selector in SELECTORS {
         let gain = served_per_round(&["a", "b"], selector) / one;
         println!("two paths give {gain:.2} times one, {selector}");
-        assert!(gain >= 1.5, "{selector}: two paths give {gain:.2} times one");
+        // What is counted does not depend on the machine's speed.
+        assert!(gain >= 1.9, "{selector}: two paths give {gain:.2} times one");
     }
 }
 
@@ -118,7 +119,10 @@ fn the_time_from_the_first_error_to_the_answer_by_another_path() {
     }
     // The request's whole way, by both paths.
     let (plain, failed_over) = (median(plain), median(failed_over));
-    println!("a read takes {plain:?}, one that meets an error {failed_over:?} (medians)");
+    println!(
+        "a read takes {plain:?}, one that meets an error {failed_over:?}: {:?} from there to the answer (medians)",
+        failed_over.saturating_sub(plain)
+    );
     assert!(failed_over < plain + Duration::from_millis(20), "{failed_over:?} in place of {plain:?}");
 }
 

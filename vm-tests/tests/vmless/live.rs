@@ -203,6 +203,41 @@ fn weights_and_groups_change_under_load() {
     assert_eq!(rig.server.count_log("path failed"), 0, "{}", rig.server.stderr());
 }
 
+/// Another table thousands of times a second, while four queues check what they read.
+#[test]
+fn tables_are_swapped_thousands_of_times_a_second_under_load() {
+    need!(faulty);
+    const NR_SWAPS: u32 = 20_000;
+    let rig = Rig::start(Image::empty(8 * MIB), &["a", "b", "c"], &["--selector", "service-time"]);
+    rig.fs.logging(false);
+    let mut disk = rig.disk(4);
+    let mut rate = 0.0;
+    let report = under_load(&mut disk, &rig.image, Plan { depth: 32, ..Plan::default() }, |progress| {
+        let mut control = rig.control();
+        let (mut begun, devs) = (Instant::now(), ["a", "b", "c"].map(|name| rig.dev(name)));
+        for batch in 0..NR_SWAPS / 100 {
+            // Sent together: it is the tables that are to come fast, not the answers.
+            let of = |i: u32| format!("path_args {} 1 {}\n", devs[(i % 3) as usize], 1 + (batch + i) % 9);
+            control.send_bytes((0..100).map(of).collect::<String>().as_bytes()).unwrap();
+            for _ in 0..100 {
+                control.answer_within(SOON).unwrap().expect("an answer").unwrap();
+            }
+            if batch % 40 == 0 {
+                // Time that the load needs is not the tables'.
+                let waited = Instant::now();
+                progress.wait(20, SOON).unwrap();
+                begun += waited.elapsed();
+            }
+        }
+        rate = f64::from(NR_SWAPS) / begun.elapsed().as_secs_f64();
+        progress.wait(100, SOON).unwrap();
+    });
+    println!("{rate:.0} tables a second; {} requests verified", report.answered);
+    assert_eq!(report.errors, 0);
+    assert!(rate > 1000.0, "{rate} tables a second");
+    assert_eq!(rig.server.count_log("path failed"), 0, "{}", rig.server.stderr());
+}
+
 /// A flush covers what a path wrote that is not there any more.
 #[test]
 fn f03_a_flush_covers_the_writes_of_a_path_that_was_removed() {

@@ -81,6 +81,14 @@ pub struct Options {
     #[arg(long, value_name = "POLICY", default_value = "manual", value_parser = parse_failback)]
     pub failback: FailbackPolicy,
 
+    /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub path_depth: u32,
+
+    /// Largest I/O in KiB that adjacent requests are merged into; 0 merges none.
+    #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=16384))]
+    pub merge_max: u32,
+
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
     pub trust_paths: bool,

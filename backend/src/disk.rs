@@ -13,6 +13,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use crate::merge::MergeLimits;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
 use crate::setup;
 
@@ -45,6 +46,23 @@ pub struct DiskOptions {
     pub queue_size: u16,
     /// Serial number, zero-filled; None: made from the identity of the paths.
     pub id: Option<[u8; ID_BYTES]>,
+    /// How the workers go about it.
+    pub tuning: Tuning,
+}
+
+/// What the workers do for speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Most I/Os that one worker has in flight on one path; what can be merged waits beyond that.
+    pub path_depth: u32,
+    /// How far requests are merged.
+    pub merge: MergeLimits,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { path_depth: 64, merge: MergeLimits::default() }
+    }
 }
 
 /// The eventfds of the workers that run. Only the control plane rings them.
@@ -134,6 +152,11 @@ impl Disk {
             topology,
             writeback: AtomicBool::new(true),
         }
+    }
+
+    /// How the workers go about it.
+    pub fn tuning(&self) -> &Tuning {
+        &self.options.tuning
     }
 
     /// Where the paths are published.

@@ -4,69 +4,78 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use polypath_paths::failover::Work;
-use polypath_paths::{FailOutcome, PATHS_MAX, Path, Table, TableCell, TableReader};
+use polypath_paths::{FailOutcome, PATHS_MAX, Table, TableCell, TableReader};
 use polypath_selector::{
     Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
 };
 
-use crate::transfer::{Snapshot, Transfer};
+use crate::lane::{Lane, Snapshot, View};
+use crate::transfer::Transfer;
 
-/// One worker's view of the paths.
+/// One worker's way to the paths.
 #[derive(Debug)]
 pub struct Dispatcher {
     reader: TableReader,
     snapshot: Snapshot,
-    /// The state of the map that this view was made at.
+    /// The state of the map that the snapshot was looked at in.
     epoch: u64,
     groups: Vec<GroupView>,
     current: Option<usize>,
-    load: Loads,
-    /// Paths of older tables that still have I/O of this worker in flight.
-    retired: Vec<(Arc<Path>, PathLoad)>,
+    /// Loads of all other workers, by index of the path.
+    others: Vec<PathLoad>,
     worker: usize,
+    /// Most I/Os in flight on one path before merged requests wait.
+    depth_max: u32,
     /// Whether any selector looks at loads.
     weighs_load: bool,
     /// Whether some path is in several groups.
     has_twins: bool,
 }
 
+/// Where a request can go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// This path, as an index in the snapshot's table.
+    Path(usize),
+    /// Nowhere until something comes back.
+    Full,
+    /// No path is active, or every active one has refused it.
+    Nowhere,
+}
+
 #[derive(Debug)]
 struct GroupView {
     selector: Selector,
+    /// Paths that are active.
     usable: PathSet,
     /// Whether the selector has something to show that nobody else knows.
     learns: bool,
+    /// Those of them that take more.
+    open: PathSet,
+    /// A request belongs to one path: it waits for it, and goes to no other because that one is full.
+    is_bound: bool,
 }
 
-/// Loads of all paths of the table, by index in it.
-#[derive(Debug, Default)]
-struct Loads {
-    own: Vec<PathLoad>,
-    others: Vec<PathLoad>,
-}
-
-/// The part of a group, by index in the group.
+/// Loads of a group, by index in the group.
 struct GroupLoad<'a> {
-    own: &'a [PathLoad],
+    own: &'a [Rc<Lane>],
     others: &'a [PathLoad],
-}
-
-impl Loads {
-    fn of_group(&self, first: usize) -> GroupLoad<'_> {
-        GroupLoad {
-            own: self.own.get(first..).unwrap_or_default(),
-            others: self.others.get(first..).unwrap_or_default(),
-        }
-    }
 }
 
 impl Load for GroupLoad<'_> {
     fn in_flight(&self, path: usize) -> u32 {
-        self.own[path].in_flight.saturating_add(self.others[path].in_flight)
+        self.own[path].load().in_flight.saturating_add(self.others[path].in_flight)
     }
 
     fn in_flight_bytes(&self, path: usize) -> u64 {
-        self.own[path].bytes.saturating_add(self.others[path].bytes)
+        self.own[path].load().bytes.saturating_add(self.others[path].bytes)
+    }
+}
+
+fn group_load<'a>(snapshot: &'a Snapshot, others: &'a [PathLoad], first: usize) -> GroupLoad<'a> {
+    GroupLoad {
+        own: snapshot.lanes().get(first..).unwrap_or_default(),
+        others: others.get(first..).unwrap_or_default(),
     }
 }
 
@@ -82,6 +91,8 @@ fn make_groups(table: &Table, worker: usize) -> Result<Vec<GroupView>, NewError>
             selector: Selector::new(group.selector, &group.args, &args, worker)?,
             usable: PathSet::full(args.len()),
             learns: !matches!(group.selector, Kind::RoundRobin | Kind::QueueLength | Kind::ServiceTime),
+            open: PathSet::full(args.len()),
+            is_bound: group.selector == Kind::IoAffinity,
         })
     };
     table.groups().iter().map(view).collect()
@@ -98,22 +109,22 @@ fn weighs_load(table: &Table) -> bool {
 }
 
 impl Dispatcher {
-    /// For the worker with this index.
-    pub fn new(cell: &TableCell, worker: usize) -> Result<Self, NewError> {
+    /// For the worker with this index. `depth_max` is the most I/Os that it has in flight on one path; what can be merged
+    /// waits beyond that.
+    pub fn new(cell: &TableCell, worker: usize, depth_max: u32) -> Result<Self, NewError> {
         let mut reader = cell.reader();
         let table = Arc::clone(reader.load());
-        let none = vec![PathLoad::default(); table.paths().len()];
         Ok(Self {
             reader,
             epoch: 0,
             groups: make_groups(&table, worker)?,
             current: None,
-            load: Loads { own: none.clone(), others: none },
-            retired: Vec::new(),
+            others: vec![PathLoad::default(); table.paths().len()],
             worker,
+            depth_max,
             weighs_load: weighs_load(&table),
             has_twins: has_twins(&table),
-            snapshot: Rc::new(table),
+            snapshot: Rc::new(View::new(table, None)),
         })
     }
 
@@ -124,7 +135,7 @@ impl Dispatcher {
             self.refresh();
         }
         if self.weighs_load && nr_workers > 1 {
-            for (others, path) in self.load.others.iter_mut().zip(self.snapshot.paths()) {
+            for (others, path) in self.others.iter_mut().zip(self.snapshot.paths()) {
                 *others = path.gauges().sum_of_others(self.worker, nr_workers);
             }
         }
@@ -134,14 +145,14 @@ impl Dispatcher {
     fn refresh(&mut self) {
         self.epoch = self.snapshot.map().epoch();
         let table = Arc::clone(self.reader.load());
-        if !Arc::ptr_eq(&table, &self.snapshot) {
+        if !Arc::ptr_eq(&table, self.snapshot.table()) {
             self.take_over(table);
         }
-        for (index, path) in self.snapshot.paths().iter().enumerate() {
+        for (index, lane) in self.snapshot.lanes().iter().enumerate() {
             let group = self.snapshot.group_of(index);
             let local = index - self.snapshot.first_of(group);
             let Some(view) = self.groups.get_mut(group) else { continue };
-            match (path.is_active(), view.usable.contains(local)) {
+            match (lane.path().is_active(), view.usable.contains(local)) {
                 (false, true) => {
                     view.usable.remove(local);
                     view.selector.fail_path(local);
@@ -152,6 +163,7 @@ impl Dispatcher {
                 }
                 _ => {}
             }
+            view.set_open(local, lane.load().in_flight < self.depth_max);
         }
         self.current = self.snapshot.current_group();
     }
@@ -160,17 +172,7 @@ impl Dispatcher {
     fn take_over(&mut self, table: Arc<Table>) {
         // Such a table is not published (check_selectors).
         let Ok(mut groups) = make_groups(&table, self.worker) else { return };
-        let mut own = vec![PathLoad::default(); table.paths().len()];
         for (old_index, path) in self.snapshot.paths().iter().enumerate() {
-            let load = self.load.own[old_index];
-            match table.paths().iter().position(|p| Arc::ptr_eq(p, path)) {
-                Some(_) => {
-                    let twins = own.iter_mut().zip(table.paths());
-                    twins.filter(|(_, p)| Arc::ptr_eq(p, path)).for_each(|(own, _)| *own = load);
-                }
-                None if load.in_flight != 0 => self.retired.push((Arc::clone(path), load)),
-                None => {}
-            }
             let old_group = self.snapshot.group_of(old_index);
             let old_local = old_index - self.snapshot.first_of(old_group);
             let heir = table.paths().iter().position(|p| p.name() == path.name());
@@ -179,11 +181,11 @@ impl Dispatcher {
                 groups[group].selector.inherit(heir - table.first_of(group), &old.selector, old_local);
             }
         }
-        self.load = Loads { others: vec![PathLoad::default(); own.len()], own };
+        self.others = vec![PathLoad::default(); table.paths().len()];
         self.groups = groups;
         self.weighs_load = weighs_load(&table);
         self.has_twins = has_twins(&table);
-        self.snapshot = Rc::new(table);
+        self.snapshot = Rc::new(View::new(table, Some(&self.snapshot)));
     }
 
     /// The snapshot of this batch.
@@ -191,8 +193,24 @@ impl Dispatcher {
         &self.snapshot
     }
 
-    /// Chooses a path for what the transfer has left to do, as an index in the snapshot's table. None if no path is
-    /// active, or every active one has refused it.
+    /// Chooses a path for a request of so many bytes that can wait: a path that is full is none.
+    pub fn choose_open(&mut self, bytes: u64, is_write: bool, now_ns: u64) -> Choice {
+        let direction = if is_write { Direction::Write } else { Direction::Read };
+        let request = Request { bytes, direction, queue: self.worker, now_ns };
+        let Some(group) = self.current else { return Choice::Nowhere };
+        let first = self.snapshot.first_of(group);
+        let Some(view) = self.groups.get_mut(group) else { return Choice::Nowhere };
+        let load = group_load(&self.snapshot, &self.others, first);
+        let candidates = if view.is_bound { &view.usable } else { &view.open };
+        match view.selector.select(&request, candidates, &load) {
+            Some(local) if view.open.contains(local) => Choice::Path(first + local),
+            Some(_) => Choice::Full,
+            None if view.usable.is_empty() => Choice::Nowhere,
+            None => Choice::Full,
+        }
+    }
+
+    /// Chooses a path for what the transfer has left to do, however full it is.
     pub fn choose(&mut self, transfer: &Transfer, now_ns: u64) -> Option<usize> {
         let request = self.request(transfer, now_ns);
         let tried = transfer.tried();
@@ -213,7 +231,7 @@ impl Dispatcher {
     fn choose_in(&mut self, group: usize, request: &Request, tried: u64) -> Option<usize> {
         let first = self.snapshot.first_of(group);
         let view = self.groups.get_mut(group)?;
-        let load = self.load.of_group(first);
+        let load = group_load(&self.snapshot, &self.others, first);
         let has_tried = |usable: &PathSet, l: &usize| tried >> (first + l) & 1 == 1 && usable.contains(*l);
         let local = if tried == 0 {
             view.selector.select(request, &view.usable, &load)
@@ -241,118 +259,83 @@ impl Dispatcher {
     /// The transfer's next step goes out on its path.
     pub fn start_io(&mut self, transfer: &mut Transfer, now_ns: u64) {
         let bytes = transfer.nr_bytes();
-        let request = self.request(transfer, now_ns);
+        let Some(lane) = transfer.lane().map(Rc::clone) else { return };
         transfer.sent_ns = now_ns;
         transfer.sent_bytes = bytes;
         transfer.sent_path = transfer.path_index();
-        let Some(index) = self.index_of(transfer) else {
-            // A step of a transfer that began under an older table and stays on its path.
-            self.retire(transfer, bytes, now_ns);
-            return;
-        };
-        let group = self.snapshot.group_of(index);
-        let first = self.snapshot.first_of(group);
-        if let Some(view) = self.groups.get_mut(group) {
-            transfer.ticket =
-                Some(view.selector.start_io(index - first, &request, &self.load.of_group(first)));
-        }
-        self.change_load(index, |load| {
-            load.in_flight += 1;
-            load.bytes += bytes;
-        });
-        let load = &self.load.own[index];
-        let path = &self.snapshot.paths()[index];
-        if load.in_flight == 1 {
-            path.gauges().note_first(self.worker, now_ns);
-        }
-        path.gauges().show(self.worker, *load);
-    }
-
-    /// Changes the load of a path, wherever it stands in the table.
-    fn change_load(&mut self, index: usize, change: impl Fn(&mut PathLoad)) {
-        if !self.has_twins {
-            return change(&mut self.load.own[index]);
-        }
-        let paths = self.snapshot.paths();
-        for (load, path) in self.load.own.iter_mut().zip(paths) {
-            if Arc::ptr_eq(path, &paths[index]) {
-                change(load);
+        if transfer.is_of(&self.snapshot) {
+            let index = transfer.sent_path;
+            let group = self.snapshot.group_of(index);
+            let first = self.snapshot.first_of(group);
+            let request = self.request(transfer, now_ns);
+            if let Some(view) = self.groups.get_mut(group) {
+                let load = group_load(&self.snapshot, &self.others, first);
+                transfer.ticket = Some(view.selector.start_io(index - first, &request, &load));
             }
         }
+        let load = lane.add(bytes);
+        if load.in_flight == 1 {
+            lane.path().gauges().note_first(self.worker, now_ns);
+        }
+        if load.in_flight == self.depth_max {
+            self.set_open(&lane, false);
+        }
+        lane.path().gauges().show(self.worker, load);
+        transfer.sent_lane = Some(lane);
     }
 
-    fn retire(&mut self, transfer: &Transfer, bytes: u64, now_ns: u64) {
-        let Some(path) = transfer.sent_path_arc() else { return };
-        let known = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path));
-        let index = known.unwrap_or_else(|| {
-            self.retired.push((Arc::clone(path), PathLoad::default()));
-            self.retired.len() - 1
-        });
-        let (path, load) = &mut self.retired[index];
-        load.in_flight += 1;
-        load.bytes += bytes;
-        path.gauges().note_progress(self.worker, now_ns);
-        path.gauges().show(self.worker, *load);
+    /// A path has become full, or takes more again.
+    fn set_open(&mut self, lane: &Rc<Lane>, is_open: bool) {
+        for (index, own) in self.snapshot.lanes().iter().enumerate() {
+            if !Rc::ptr_eq(own, lane) {
+                continue;
+            }
+            let group = self.snapshot.group_of(index);
+            let local = index - self.snapshot.first_of(group);
+            if let Some(view) = self.groups.get_mut(group) {
+                view.set_open(local, is_open);
+            }
+            if !self.has_twins {
+                return;
+            }
+        }
     }
 
     /// It has come back. `outcome` is what the selector learns from it.
     pub fn end_io(&mut self, transfer: &mut Transfer, now_ns: u64, outcome: Outcome) {
-        let bytes = transfer.sent_bytes;
-        let less = |load: &mut PathLoad| {
-            load.in_flight = load.in_flight.saturating_sub(1);
-            load.bytes = load.bytes.saturating_sub(bytes);
-        };
-        let ticket = transfer.ticket.take();
-        if let Some(index) = self.index_of(transfer) {
-            self.change_load(index, less);
-            let load = &self.load.own[index];
-            let path = &self.snapshot.paths()[index];
-            path.gauges().note_progress(self.worker, now_ns);
-            path.gauges().show(self.worker, *load);
-            let group = self.snapshot.group_of(index);
-            // A ticket names its path by the index that it had; only the table that gave it knows it.
-            let same_table = transfer.is_of(&self.snapshot);
-            if let (Some(ticket), true, Some(view)) = (ticket, same_table, self.groups.get_mut(group)) {
-                view.selector.end_io(ticket, now_ns, outcome);
-                if view.learns {
-                    let first = self.snapshot.first_of(group);
-                    let info = view.selector.info(index - first, &self.load.of_group(first));
-                    path.gauges().show_learned(self.worker, info.learned());
-                }
-            }
-        } else if let Some(path) = transfer.sent_path_arc()
-            && let Some(at) = self.retired.iter().position(|(p, _)| Arc::ptr_eq(p, path))
+        let Some(lane) = transfer.sent_lane.take() else { return };
+        let load = lane.subtract(transfer.sent_bytes);
+        lane.path().gauges().note_progress(self.worker, now_ns);
+        lane.path().gauges().show(self.worker, load);
+        if load.in_flight + 1 == self.depth_max {
+            self.set_open(&lane, true);
+        }
+        // A ticket names its path by the index that it had; only the view that gave it knows it.
+        if let Some(ticket) = transfer.ticket.take()
+            && transfer.is_of(&self.snapshot)
+            && let group = self.snapshot.group_of(transfer.sent_path)
+            && let Some(view) = self.groups.get_mut(group)
         {
-            let (path, load) = &mut self.retired[at];
-            less(load);
-            path.gauges().note_progress(self.worker, now_ns);
-            path.gauges().show(self.worker, *load);
-            if load.in_flight == 0 {
-                self.retired.swap_remove(at);
+            view.selector.end_io(ticket, now_ns, outcome);
+            if view.learns {
+                let first = self.snapshot.first_of(group);
+                let load = group_load(&self.snapshot, &self.others, first);
+                let info = view.selector.info(transfer.sent_path - first, &load);
+                lane.path().gauges().show_learned(self.worker, info.learned());
             }
         }
-    }
-
-    /// Index in the current table of the path that a transfer was sent by.
-    fn index_of(&self, transfer: &Transfer) -> Option<usize> {
-        if transfer.is_of(&self.snapshot) {
-            return Some(transfer.sent_path);
-        }
-        let path = transfer.sent_path_arc()?;
-        self.snapshot.paths().iter().position(|p| Arc::ptr_eq(p, path))
     }
 
     /// Takes the path that a transfer was on out after a path error, and says so once.
     pub fn fail_path(&mut self, transfer: &Transfer, errno: i32, now_ns: u64) {
-        let Some(table) = transfer.table() else { return };
-        let index = transfer.path_index();
-        if let FailOutcome::Failed { nr_active } = table.fail_path(index, now_ns)
-            && let Some(path) = table.paths().get(index)
+        let Some(lane) = transfer.lane() else { return };
+        if let FailOutcome::Failed { nr_active } = self.snapshot.fail(lane.path(), now_ns)
+            && let Some(index) = self.snapshot.index_of(lane)
         {
             log::warn!(
                 "path failed: path={} group={} errno={:?} active={nr_active}",
-                path.name().display(),
-                table.group_of(index) + 1,
+                lane.path().name().display(),
+                self.snapshot.group_of(index) + 1,
                 nix::errno::Errno::from_raw(errno),
             );
         }
@@ -363,7 +346,8 @@ impl Dispatcher {
     pub fn show_oldest(&self, now_ns: u64, visit: impl Fn(&mut dyn FnMut(&Transfer))) {
         let mut oldest_ns = [now_ns; PATHS_MAX];
         visit(&mut |transfer| {
-            if let Some(oldest_ns) = self.index_of(transfer).and_then(|index| oldest_ns.get_mut(index)) {
+            let index = transfer.lane().and_then(|lane| self.snapshot.index_of(lane));
+            if let Some(oldest_ns) = index.and_then(|index| oldest_ns.get_mut(index)) {
                 *oldest_ns = transfer.sent_ns.min(*oldest_ns);
             }
         });
@@ -387,5 +371,16 @@ impl Dispatcher {
     /// Whether some path of the current table is not active.
     pub fn has_failed_path(&self) -> bool {
         self.snapshot.paths().iter().any(|p| !p.is_active())
+    }
+}
+
+impl GroupView {
+    /// Whether a path takes more; one that is not active does not.
+    fn set_open(&mut self, local: usize, is_open: bool) {
+        if is_open && self.usable.contains(local) {
+            self.open.insert(local);
+        } else {
+            self.open.remove(local);
+        }
     }
 }

@@ -22,6 +22,12 @@ pub struct Alignment {
     pub block_bytes: usize,
 }
 
+impl Default for Alignment {
+    fn default() -> Self {
+        Self { mem_bytes: 1, block_bytes: 1 }
+    }
+}
+
 /// Guest memory outside the regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a data segment lies outside guest memory")]
@@ -214,7 +220,8 @@ fn is_aligned_vec(vec: &IoVec, align: Alignment) -> bool {
     (vec.iov_base.addr() & (align.mem_bytes - 1)) | (vec.iov_len & (align.block_bytes - 1)) == 0
 }
 
-fn push(iovecs: &mut Vec<IoVec>, ptr: *mut u8, len: usize) {
+/// Appends a piece; one that begins where the last ends is joined to it.
+pub fn push(iovecs: &mut Vec<IoVec>, ptr: *mut u8, len: usize) {
     match iovecs.last_mut() {
         Some(last) if last.iov_base.addr() + last.iov_len == ptr.addr() => last.iov_len += len,
         _ => iovecs.push(IoVec { iov_base: ptr.cast(), iov_len: len }),

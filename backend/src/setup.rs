@@ -10,8 +10,9 @@ use polypath_paths::text::{NoPathRetry, TableSpec};
 use polypath_paths::{FileKind, Group, MapState, OpenOptions, Path, Table, TableCell, prove};
 
 use crate::cli::{Options, Switch};
-use crate::disk::{Disk, DiskOptions, ID_BYTES};
+use crate::disk::{Disk, DiskOptions, ID_BYTES, Tuning};
 use crate::dispatch;
+use crate::merge::MergeLimits;
 
 /// How the paths are opened.
 pub fn open_options(options: &Options) -> OpenOptions {
@@ -113,6 +114,10 @@ fn disk_options(options: &Options) -> anyhow::Result<DiskOptions> {
         nr_queues: options.num_queues,
         queue_size: options.queue_size,
         id: options.serial.as_deref().map(zero_filled),
+        tuning: Tuning {
+            path_depth: options.path_depth,
+            merge: MergeLimits { bytes_max: u64::from(options.merge_max) << 10, ..MergeLimits::default() },
+        },
     })
 }
 

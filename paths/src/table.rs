@@ -225,18 +225,21 @@ impl Table {
 
     /// Takes path `index` out.
     pub fn fail_path(&self, index: usize, now_ns: u64) -> FailOutcome {
-        match self.paths.get(index) {
-            Some(path) if path.set_failed() => {
-                let nr_active = self.nr_active();
-                if nr_active == 0 {
-                    self.map.note_no_path(now_ns);
-                }
-                self.map.changed();
-                self.map.ring();
-                FailOutcome::Failed { nr_active }
-            }
-            _ => FailOutcome::Already,
+        self.paths.get(index).map_or(FailOutcome::Already, |path| self.fail(path, now_ns))
+    }
+
+    /// Takes a path out: one of this table, or of an older one of the same map.
+    pub fn fail(&self, path: &Path, now_ns: u64) -> FailOutcome {
+        if !path.set_failed() {
+            return FailOutcome::Already;
         }
+        let nr_active = self.nr_active();
+        if nr_active == 0 {
+            self.map.note_no_path(now_ns);
+        }
+        self.map.changed();
+        self.map.ring();
+        FailOutcome::Failed { nr_active }
     }
 
     /// Puts path `index` back, on the descriptor that it has.

@@ -15,7 +15,10 @@ fn disk_of(size_bytes: u64, queue_size: u16, options: OpenOptions) -> Disk {
     let table = Links::new(2, size_bytes).table(2, options, 4);
     let mut id = [0; ID_BYTES];
     id[..3].copy_from_slice(b"abc");
-    Disk::new(TableCell::new(table), DiskOptions { nr_queues: 4, queue_size, id: Some(id) })
+    Disk::new(
+        TableCell::new(table),
+        DiskOptions { nr_queues: 4, queue_size, id: Some(id), tuning: Tuning::default() },
+    )
 }
 
 fn disk() -> Disk {

@@ -87,7 +87,7 @@ impl World {
             && self.control.is_served()
             && !has_stuck
             && !self.control.kick
-            && self.nr_with_device() > self.ops.len()
+            && self.nr_with_device() > self.nr_in_flight()
     }
 
     /// How things stood for the requests that were returned in this turn.
@@ -115,7 +115,7 @@ impl World {
     /// Nothing is delayed: whatever the worker has taken is with the kernel, or waits for a path or for another write;
     /// and of what comes it will hear.
     fn check_sleep_for_ever(&mut self) {
-        let (nr_flight, nr_with_device) = (self.ops.len(), self.nr_with_device());
+        let (nr_flight, nr_with_device) = (self.nr_in_flight(), self.nr_with_device());
         assert!(nr_flight <= nr_with_device, "more in flight than was taken");
         assert!(!self.control.stopping || nr_flight != 0, "a stop that waits for nothing");
         let is_news_coming = self.control.wake || self.is_monitor_due();
@@ -124,10 +124,13 @@ impl World {
             self.driver.all_taken();
             let may_hold = self.active_ports() == 0 && self.profile.policy == NoPathRetry::Queue;
             let may_block = self.outstanding.values().any(|o| o.is_stuck);
-            if !may_hold && !may_block && !is_news_coming {
+            // What waits for room on a path hears of it when something comes back.
+            let may_queue =
+                nr_flight != 0 && self.disk.tuning().path_depth < u32::from(self.profile.ring_size);
+            if !may_hold && !may_block && !is_news_coming && !may_queue {
                 assert_eq!(nr_with_device, nr_flight, "sleeps with requests not taken, or lost");
             }
-            if may_hold && !may_block && !self.profile.gaps.held {
+            if may_hold && !may_block && !may_queue && !self.profile.gaps.held {
                 let shown = self.disk.map().held().nr_requests as usize;
                 assert_eq!(shown, nr_with_device - nr_flight, "shown as held");
             }
@@ -154,10 +157,12 @@ impl World {
     /// The worker has heard of paths that are out: what changes the disk and is still on its way there is stuck.
     pub(crate) fn note_stuck(&mut self) {
         for op in self.ops.iter().chain(&self.answered) {
-            if let Some(request) = op.head.and_then(|head| self.outstanding.get_mut(&head))
-                && request.plan.what.is_change()
-            {
-                request.is_stuck |= !op.path.is_active();
+            for head in &op.heads {
+                if let Some(request) = self.outstanding.get_mut(head)
+                    && request.plan.what.is_change()
+                {
+                    request.is_stuck |= !op.path.is_active();
+                }
             }
         }
     }

@@ -66,36 +66,63 @@ impl World {
     fn start(&mut self, mut transfer: Box<Transfer>) {
         self.clock += 1;
         self.control.nr_idle_turns = 0;
-        let segment = transfer.buffers.segments.first().map(|s| s.addr.0);
-        let head = segment.map(|addr| self.head_at(addr).expect("data of a request that is outstanding"));
-        let path = Arc::clone(transfer.sent_path_arc().expect("a path"));
+        let heads: Vec<u16> = transfer
+            .members()
+            .filter_map(|member| member.buffers.segments.first())
+            .map(|s| self.head_at(s.addr.0).expect("data of a request that is outstanding"))
+            .collect();
+        let path = Arc::clone(transfer.lane().expect("a path").path());
         let port = port_of(&path);
         // Whatever the guest was told, a table asks for the alignment of its paths.
-        let limits = transfer.table().expect("a table").limits();
-        let mem_bytes = usize::try_from(limits.mem_align_bytes).expect("small");
-        let align = Alignment { mem_bytes, ..self.profile.align };
-        let step = Step::of(&transfer.action(), align);
-        self.say(format_args!("start: head {head:?} path {port} {step:?}"));
-        assert!(self.ops.len() + self.answered.len() < usize::from(self.profile.ring_size), "no slot left");
-        match head.and_then(|head| self.outstanding.get_mut(&head)) {
-            Some(request) => {
-                let record = &mut request.record;
-                let twice = self.ops.iter().chain(&self.answered).any(|op| op.head == head);
-                assert!(!twice, "head {head:?} is sent while it is on its way (F02)");
-                assert!(!matches!(record.last, Last::Final(_)), "head {head:?} goes on after its end");
-                let may_be_taken = self.control.enabled || request.since.clock < self.control.disabled_since;
-                assert!(record.is_started || may_be_taken, "head {head:?} was taken while disabled");
-                let is_chosen = matches!(record.last, Last::Nothing | Last::PathError | Last::NotAllowed(_));
-                record.is_started = true;
-                if is_chosen {
-                    assert!(path.is_active(), "head {head:?} is sent down a failed path");
-                    assert!(self.is_in_table(&path), "head {head:?} is sent down a path that was removed");
-                }
+        let mem_bytes = transfer.alignment().mem_bytes;
+        assert!(mem_bytes >= self.profile.align.mem_bytes);
+        let step = Step::of(&transfer.action(), Alignment { mem_bytes, ..self.profile.align });
+        self.say(format_args!("start: heads {heads:?} path {port} {step:?}"));
+        assert!(self.nr_in_flight() < usize::from(self.profile.ring_size), "no slot left");
+        for head in &heads {
+            let twice = self.ops.iter().chain(&self.answered).any(|op| op.heads.contains(head));
+            assert!(!twice, "head {head} is sent while it is on its way (F02)");
+            let record = &self.outstanding[head].record;
+            assert!(!matches!(record.last, Last::Final(_)), "head {head} goes on after its end");
+            let may_be_taken =
+                self.control.enabled || self.outstanding[head].since.clock < self.control.disabled_since;
+            assert!(record.is_started || may_be_taken, "head {head} was taken while disabled");
+            if matches!(record.last, Last::Nothing | Last::PathError | Last::NotAllowed(_)) {
+                assert!(path.is_active(), "head {head} is sent down a failed path");
+                assert!(self.is_in_table(&path), "head {head} is sent down a path that was removed");
             }
-            None => assert_eq!(step, Step::Sync, "a flush"),
+            if let Some(request) = self.outstanding.get_mut(head) {
+                request.record.is_started = true;
+            }
         }
+        self.check_run(&heads, step);
         let since = self.clock;
-        self.ops.push(Op { transfer, step, path, port, head, since, result: 0 });
+        self.ops.push(Op { transfer, step, path, port, heads, since, result: 0 });
+    }
+
+    /// Requests that are sent as one lie side by side, and the I/O is within them.
+    fn check_run(&self, heads: &[u16], step: Step) {
+        let plan = |head: &u16| &self.outstanding[head].plan;
+        match (heads, step) {
+            ([], _) => assert_eq!(step, Step::Sync, "a flush"),
+            ([_], _) => {}
+            ([first, .., last], Step::Read { offset, len } | Step::Write { offset, len }) => {
+                assert!(heads.windows(2).all(|pair| {
+                    let [a, b] = [plan(&pair[0]), plan(&pair[1])];
+                    a.what == b.what && a.sectors[0].end == b.sectors[0].start
+                }));
+                let (start, end) = (plan(first).sectors[0].start * 512, plan(last).sectors[0].end * 512);
+                assert!(start <= offset && offset + len == end, "{len} bytes at {offset} of {start}..{end}");
+            }
+            // Written through: what follows the write of all.
+            (_, Step::Sync) => {}
+            (_, Step::Allocate { .. }) => panic!("these are not merged"),
+        }
+    }
+
+    /// Requests that are with the kernel.
+    pub(crate) fn nr_in_flight(&self) -> usize {
+        self.ops.iter().chain(&self.answered).map(|op| op.heads.len().max(1)).sum()
     }
 
     /// The kernel has an answer for one of the steps.
@@ -122,25 +149,33 @@ impl World {
         }
         let op = self.answered.pop_front()?;
         self.control.nr_idle_turns = 0;
-        let Op { transfer, step, path, port, head, since, result } = op;
-        self.say(format_args!("done: head {head:?} path {port} result {result}"));
+        let Op { transfer, step, path, port, heads, since, result } = op;
+        self.say(format_args!("done: heads {heads:?} path {port} result {result}"));
         let (now, block) = (self.now(), self.profile.align.block_bytes as u64);
-        let request = head.and_then(|head| self.outstanding.get_mut(&head));
-        let last = match request {
-            Some(request) => {
-                request.record.note(request.plan.what, port, step, result, now, block);
-                request.is_stuck |= request.plan.what.is_change() && request.record.last == Last::PathError;
-                request.record.last
-            }
-            None => {
-                let mut record = Record::default();
-                record.note(What::Flush, port, step, result, now, block);
-                if result < 0 {
-                    self.flushes.push((now.clock, record.last));
+        let mut last = Last::Nothing;
+        for head in &heads {
+            let Some(request) = self.outstanding.get_mut(head) else { continue };
+            let (what, sectors) = (request.plan.what, request.plan.sectors.first());
+            match (heads.len(), sectors) {
+                (2.., Some(sectors)) => {
+                    let span = sectors.start * 512..sectors.end * 512;
+                    request.record.note_member(what, port, step, span, result, now);
                 }
-                record.last
+                _ => request.record.note(what, port, step, result, now, block),
             }
-        };
+            request.is_stuck |= what.is_change() && request.record.last == Last::PathError;
+            if request.record.last == Last::PathError {
+                last = Last::PathError;
+            }
+        }
+        if heads.is_empty() {
+            let mut record = Record::default();
+            record.note(What::Flush, port, step, result, now, block);
+            if result < 0 {
+                self.flushes.push((now.clock, record.last));
+            }
+            last = record.last;
+        }
         if last == Last::PathError {
             // The second EIO of a request may be its own: that path is probed and not taken out.
             if -result != libc::EIO || transfer.troubled_since_ns == 0 {

@@ -246,6 +246,44 @@ impl Record {
         }
     }
 
+    /// The same for one of several requests that were sent as one; its data is at `span` of the disk.
+    pub(crate) fn note_member(
+        &mut self,
+        what: What,
+        port: usize,
+        step: Step,
+        span: std::ops::Range<u64>,
+        result: i32,
+        now: Moment,
+    ) {
+        let (Step::Read { offset, len } | Step::Write { offset, len }) = step else {
+            return self.note(what, port, step, result, now, 1);
+        };
+        if span.end <= offset {
+            return;
+        }
+        let Ok(moved) = u64::try_from(result) else {
+            let was_busy = self.nr_busy;
+            self.note(what, port, step, result, now, 1);
+            if matches!(self.last, Last::Final(_)) {
+                // It may be the fault of another one: each is sent by itself.
+                (self.last, self.nr_busy) = (Last::Retry, 0);
+            }
+            debug_assert!(self.nr_busy <= was_busy + 1);
+            return;
+        };
+        self.nr_busy = 0;
+        if span.start >= offset + moved {
+            self.last = Last::Retry;
+            return;
+        }
+        if matches!(step, Step::Write { .. }) {
+            self.parts[port] = Some(now.clock);
+        }
+        let is_whole = span.end <= offset + moved.min(len);
+        self.last = if is_whole { Last::Success } else { Last::Retry };
+    }
+
     fn judge(&mut self, what: What, step: Step, errno: i32) -> Last {
         match errno {
             libc::EINTR => Last::Retry,

@@ -30,7 +30,10 @@ pub(crate) fn disk(rng: &mut Rng, profile: &Profile, links: &Links) -> Disk {
     }
     let map = Arc::new(MapState::new(1, profile.policy, || {}));
     let table = table(rng, groups, map, profile);
-    Disk::new(TableCell::new(table), DiskOptions { nr_queues: 1, queue_size: 128, id: None })
+    Disk::new(
+        TableCell::new(table),
+        DiskOptions { nr_queues: 1, queue_size: 128, id: None, tuning: profile.tuning },
+    )
 }
 
 fn group(profile: &Profile) -> Group {

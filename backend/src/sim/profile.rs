@@ -9,7 +9,9 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use super::gaps::Gaps;
 use super::lun::Faults;
 use super::rng::Rng;
+use crate::disk::Tuning;
 use crate::gather::Alignment;
+use crate::merge::MergeLimits;
 
 /// Everything about a run that does not change while it goes on.
 #[derive(Debug, Clone)]
@@ -42,6 +44,8 @@ pub(crate) struct Profile {
     pub(crate) nr_requests: u64,
     /// The ring is made impossible at the end.
     pub(crate) wreck: bool,
+    /// How requests wait and merge.
+    pub(crate) tuning: Tuning,
 }
 
 impl From<(usize, usize)> for Alignment {
@@ -93,6 +97,13 @@ impl Profile {
             gaps: Gaps::KNOWN,
             nr_requests: 20 + rng.below(50),
             wreck: rng.chance(5),
+            tuning: Tuning {
+                path_depth: rng.pick(&[1, 2, 3, 64, 64]),
+                merge: MergeLimits {
+                    bytes_max: rng.pick(&[0, 2048, 8192, 512 << 10, 512 << 10]),
+                    iovecs_max: rng.pick(&[3, 8, 1024, 1024]),
+                },
+            },
         }
     }
 }

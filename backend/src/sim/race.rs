@@ -11,7 +11,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::fixture::table;
 use super::ring::{NEXT, RawRing, WRITE, passes};
-use crate::disk::{Disk, DiskOptions};
+use crate::disk::{Disk, DiskOptions, Tuning};
 use crate::memory::{Lessor, anonymous};
 use crate::vring::Vring;
 use crate::worker::{Command, WorkerConfig, WorkerHandle};
@@ -82,7 +82,7 @@ fn run(event_idx: bool) {
         ring.set_descriptor(2 * i + 1, (id, 21, WRITE, 0));
     }
     let (_links, table) = table(1, 4096);
-    let options = DiskOptions { nr_queues: 1, queue_size: RING_SIZE, id: None };
+    let options = DiskOptions { nr_queues: 1, queue_size: RING_SIZE, id: None, tuning: Tuning::default() };
     let (kick, call) = (event(), event());
     let config = WorkerConfig {
         index: 0,

@@ -67,8 +67,8 @@ pub(crate) struct Op {
     pub(crate) step: Step,
     pub(crate) path: Arc<Path>,
     pub(crate) port: usize,
-    /// Head of the request; None for a flush, which has no data to know it by.
-    pub(crate) head: Option<u16>,
+    /// Heads of the requests that are sent as one; none for a flush, which has no data to know it by.
+    pub(crate) heads: Vec<u16>,
     pub(crate) since: u64,
     /// The answer, once the kernel has it.
     pub(crate) result: i32,

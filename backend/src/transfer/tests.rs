@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
+use polypath_paths::Table;
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::memory::{GuestMap, Lessor, anonymous};
-use crate::request::{Segment, unreadable};
+use crate::request::{Range, Segment, unreadable};
 use crate::sim::fixture::{Links, table};
 use crate::sim::iovecs;
 
@@ -60,7 +61,13 @@ impl Case {
     fn on(links: Links, table: Table) -> Self {
         let guest = anonymous(MEMORY_BYTES);
         let lease = Rc::new(Lessor::new(Arc::clone(&guest)).lease());
-        Self { _links: links, table: Rc::new(Arc::new(table)), guest, lease, transfer: Transfer::default() }
+        Self {
+            _links: links,
+            table: Rc::new(View::new(Arc::new(table), None)),
+            guest,
+            lease,
+            transfer: Transfer::default(),
+        }
     }
 
     fn begin(&mut self, operation: Operation, data_len: u64, write_through: bool) {

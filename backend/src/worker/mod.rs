@@ -20,9 +20,11 @@ use vm_memory::Bytes as _;
 pub use command::{Command, WorkerHandle};
 
 use crate::disk::Disk;
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Choice, Dispatcher};
 use crate::engine::{Engine, Event};
+use crate::gather::IoVec;
 use crate::memory::{GuestAccess as _, MapLease};
+use crate::merge::{MergeQueue, RunId};
 use crate::request::{self, Operation, Request, Segment, Status};
 use crate::transfer::{Next, Transfer};
 use crate::vring::{Descriptor, Pop, Vring};
@@ -71,6 +73,12 @@ pub struct Worker<E> {
     enabled: bool,
     stopping: bool,
     dispatcher: Dispatcher,
+    /// Requests that have not been sent yet, and may merge.
+    queue: MergeQueue<Box<Transfer>>,
+    /// Room for the iovecs of merged requests, to be used again.
+    rooms: Vec<Vec<IoVec>>,
+    /// The time at which this turn began, in ns.
+    now_ns: u64,
     /// Transfers without a request, to be used again.
     #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
@@ -115,11 +123,14 @@ impl<E: Engine> Worker<E> {
         mut engine: E,
         commands: mpsc::Receiver<Command>,
     ) -> Result<Self, NewError> {
-        let size = usize::from(config.vring.size());
+        let ring_size = config.vring.size();
+        let size = usize::from(ring_size);
         config.nr_workers.fetch_max(config.index + 1, Ordering::Relaxed);
         let polled = config.kick.is_none();
+        let tuning = *config.disk.tuning();
         engine.watch_kick(config.kick);
         Ok(Self {
+            now_ns: engine.now_ns(),
             engine,
             commands,
             vring: config.vring,
@@ -127,7 +138,9 @@ impl<E: Engine> Worker<E> {
             in_memory: true,
             enabled: config.enabled,
             stopping: false,
-            dispatcher: Dispatcher::new(config.disk.table(), config.index)?,
+            dispatcher: Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?,
+            queue: MergeQueue::new(ring_size, tuning.merge),
+            rooms: Vec::with_capacity(size),
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
             held: VecDeque::with_capacity(size),
@@ -172,7 +185,8 @@ impl<E: Engine> Worker<E> {
         if more {
             return Some(Duration::ZERO);
         }
-        let due = self.delayed.iter().map(|(due_ns, _)| *due_ns).chain(self.held_until_ns).min();
+        let delayed = self.delayed.iter().map(|(due_ns, _)| *due_ns);
+        let due = delayed.chain(self.held_until_ns).chain(self.queue.due_ns()).min();
         let delay = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.engine.now_ns())));
         let poll = (self.config.polled && self.is_served()).then_some(POLLED_RING_INTERVAL);
         match (delay, poll) {
@@ -182,7 +196,7 @@ impl<E: Engine> Worker<E> {
     }
 
     fn nr_waiting(&self) -> usize {
-        self.delayed.len() + self.held.len() + self.blocked.len()
+        self.delayed.len() + self.held.len() + self.blocked.len() + self.queue.len()
     }
 
     fn map_state(&self) -> &Arc<MapState> {
@@ -195,6 +209,7 @@ impl<E: Engine> Worker<E> {
 
     /// Does everything that can be done now. True if there is more to take at once.
     fn turn(&mut self) -> bool {
+        self.now_ns = self.engine.now_ns();
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
         let mut woken = false;
@@ -217,6 +232,7 @@ impl<E: Engine> Worker<E> {
         if self.is_served() {
             self.take_requests();
         }
+        self.send_queued();
         if self.held.len() != self.nr_held_shown {
             self.nr_held_shown = self.held.len();
             self.show_held();
@@ -279,6 +295,12 @@ impl<E: Engine> Worker<E> {
         self.delayed.retain_mut(|(_, transfer)| keep(transfer));
         for transfer in lost {
             self.finish(transfer, Status::IoErr);
+        }
+        for mut transfer in self.queue.drain() {
+            match transfer.remap(&self.map) {
+                Ok(()) => self.enqueue(transfer),
+                Err(_) => self.finish(transfer, Status::IoErr),
+            }
         }
     }
 
@@ -344,7 +366,49 @@ impl<E: Engine> Worker<E> {
         match transfer.begin(request, &self.map, &snapshot, write_through, self.config.index) {
             Err(_) => self.finish(transfer, Status::IoErr),
             Ok(()) if transfer.is_empty() => self.finish(transfer, Status::Ok),
-            Ok(()) => self.dispatch(transfer),
+            Ok(()) => self.enqueue(transfer),
+        }
+    }
+
+    /// Lets a request wait where it can merge; what cannot merge goes out.
+    fn enqueue(&mut self, transfer: Box<Transfer>) {
+        match transfer.span() {
+            Some(span) => self.queue.add(transfer, span, self.now_ns),
+            None => {
+                if transfer.is_flush() {
+                    self.queue.seal();
+                }
+                self.dispatch(transfer);
+            }
+        }
+    }
+
+    /// Sends what waits, as far as the paths take it.
+    fn send_queued(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
+        if self.stopping {
+            self.queue.expire_all();
+        } else {
+            self.queue.expire(self.now_ns);
+        }
+        while let Some((run, bytes, is_write)) = self.queue.first() {
+            let choice = self.dispatcher.choose_open(bytes, is_write, self.now_ns);
+            // While the ring stops nothing waits for room.
+            if choice == Choice::Full && !self.stopping {
+                return;
+            }
+            let Some(leader) = self.assemble(run) else { continue };
+            match choice {
+                Choice::Path(index) => {
+                    if let Some(mut leader) = self.admit(leader) {
+                        leader.set_path(index);
+                        self.send(leader);
+                    }
+                }
+                Choice::Full | Choice::Nowhere => self.dispatch(leader),
+            }
         }
     }
 
@@ -361,25 +425,45 @@ impl<E: Engine> Worker<E> {
         Some((id.len() - rest.len()) as u64)
     }
 
-    /// Sends a transfer down the path that it needs, or that the selector chooses; or lets it wait.
-    fn dispatch(&mut self, mut transfer: Box<Transfer>) {
+    /// Makes one transfer of a run.
+    fn assemble(&mut self, run: RunId) -> Option<Box<Transfer>> {
+        let mut requests = self.queue.take(run);
+        let mut leader = requests.next()?;
+        if !requests.is_empty() {
+            leader.lead(requests, self.rooms.pop().unwrap_or_default());
+        }
+        leader.rebase(self.dispatcher.snapshot());
+        Some(leader)
+    }
+
+    /// Passes on what may be sent now. Its memory may be gone, or it would overtake a write that is stuck.
+    fn admit(&mut self, mut transfer: Box<Transfer>) -> Option<Box<Transfer>> {
         // Memory may have changed while it was on a path, and it may have to wait now.
         if !transfer.is_in(&self.map) && transfer.remap(&self.map).is_err() {
-            return self.finish(transfer, Status::IoErr);
+            self.finish(transfer, Status::IoErr);
+            return None;
         }
         if transfer.trouble.get().is_none()
             && let Some((start, end)) = transfer.changes()
             && self.map_state().must_wait(start, end)
         {
-            return if self.stopping {
-                self.finish(transfer, Status::IoErr)
+            if self.stopping {
+                self.finish(transfer, Status::IoErr);
             } else {
+                self.land(&mut transfer);
                 self.blocked.push(transfer);
-            };
+            }
+            return None;
         }
+        Some(transfer)
+    }
+
+    /// Sends a transfer down the path that it needs, or that the selector chooses; or lets it wait.
+    fn dispatch(&mut self, transfer: Box<Transfer>) {
+        let Some(mut transfer) = self.admit(transfer) else { return };
         let path = match transfer.required_path() {
             Some(path) => Some(path),
-            None => self.dispatcher.choose(&transfer, self.engine.now_ns()),
+            None => self.dispatcher.choose(&transfer, self.now_ns),
         };
         match path {
             Some(path) => {
@@ -393,7 +477,7 @@ impl<E: Engine> Worker<E> {
 
     /// No path is there, or every active one has refused this request.
     fn without_path(&mut self, mut transfer: Box<Transfer>) {
-        let now_ns = self.engine.now_ns();
+        let now_ns = self.now_ns;
         if transfer.tried() != 0 && self.dispatcher.has_active_path() {
             // Every active path says no. Each is probed for that; if they prove well and say no again, it is the
             // request. With a path missing, the probes get some time first.
@@ -414,6 +498,7 @@ impl<E: Engine> Worker<E> {
                     transfer.held_since_ns = now_ns;
                 }
                 self.held_until_ns = self.held_until_ns.into_iter().chain(until_ns).min();
+                self.land(&mut transfer);
                 self.held.push_back(transfer);
             }
             // Nothing may wait for a path while the ring stops.
@@ -427,7 +512,7 @@ impl<E: Engine> Worker<E> {
             return;
         }
         let epoch = self.map_state().epoch();
-        let due = self.held_until_ns.is_some_and(|until_ns| until_ns <= self.engine.now_ns());
+        let due = self.held_until_ns.is_some_and(|until_ns| until_ns <= self.now_ns);
         if epoch == self.waiting_epoch && !due && !self.stopping {
             return;
         }
@@ -449,7 +534,7 @@ impl<E: Engine> Worker<E> {
 
     fn show_held(&self) {
         let held = Held {
-            nr_requests: u32::try_from(self.held.len()).unwrap_or(u32::MAX),
+            nr_requests: self.held.iter().map(|t| 1 + t.nr_members()).sum(),
             bytes: self.held.iter().map(|t| t.data_len()).sum(),
             oldest_ns: self.held.iter().map(|t| t.held_since_ns).min().unwrap_or(0),
         };
@@ -480,8 +565,20 @@ impl<E: Engine> Worker<E> {
     }
 
     fn send(&mut self, mut transfer: Box<Transfer>) {
-        self.dispatcher.start_io(&mut transfer, self.engine.now_ns());
+        if transfer.flight.is_none()
+            && let Some(span) = transfer.span()
+        {
+            transfer.flight = self.queue.fly(span);
+        }
+        self.dispatcher.start_io(&mut transfer, self.now_ns);
         self.engine.start(transfer);
+    }
+
+    /// The transfer is under way no more.
+    fn land(&mut self, transfer: &mut Transfer) {
+        if let Some(flight) = transfer.flight.take() {
+            self.queue.land(flight);
+        }
     }
 
     fn completed(&mut self, mut transfer: Box<Transfer>, result: i32) {
@@ -495,13 +592,13 @@ impl<E: Engine> Worker<E> {
             // Its path may have left the table, and flushes go by the table.
             self.dispatcher.note_foreign_write();
         }
-        self.dispatcher.end_io(&mut transfer, self.engine.now_ns(), outcome);
+        self.dispatcher.end_io(&mut transfer, self.now_ns, outcome);
         match next {
             Next::Finished(status) => self.finish(transfer, status),
             Next::Again if transfer.is_flush() => self.go_on_flushing(transfer),
             Next::Again => self.send(transfer),
             Next::Later(wait_ms) => {
-                let due_ns = self.engine.now_ns() + wait_ms * 1_000_000;
+                let due_ns = self.now_ns + wait_ms * 1_000_000;
                 self.delayed.push((due_ns, transfer));
             }
             Next::Elsewhere(errno) => self.fail_over(transfer, errno),
@@ -510,7 +607,7 @@ impl<E: Engine> Worker<E> {
                 // The table may have changed meanwhile, and a choice is a place in the one of now.
                 let snapshot = Rc::clone(self.dispatcher.snapshot());
                 transfer.rebase(&snapshot);
-                match self.dispatcher.choose(&transfer, self.engine.now_ns()) {
+                match self.dispatcher.choose(&transfer, self.now_ns) {
                     Some(path) => {
                         transfer.set_path(path);
                         self.send(transfer);
@@ -529,7 +626,7 @@ impl<E: Engine> Worker<E> {
     }
 
     fn fail_over(&mut self, mut transfer: Box<Transfer>, errno: i32) {
-        let now_ns = self.engine.now_ns();
+        let now_ns = self.now_ns;
         // An EIO that follows this request from path to path may be its own (a bad sector that the storage reports
         // so): the path is probed before it is taken out. All other path errors speak of the path.
         match transfer.path() {
@@ -560,7 +657,7 @@ impl<E: Engine> Worker<E> {
         if self.delayed.is_empty() {
             return;
         }
-        let now_ns = self.engine.now_ns();
+        let now_ns = self.now_ns;
         while let Some(index) = self.delayed.iter().position(|(due_ns, _)| *due_ns <= now_ns) {
             let (_, mut transfer) = self.delayed.swap_remove(index);
             if transfer.troubled_since_ns == 0 && transfer.path().is_some_and(|path| path.is_active()) {
@@ -575,13 +672,54 @@ impl<E: Engine> Worker<E> {
     }
 
     fn finish(&mut self, mut transfer: Box<Transfer>, status: Status) {
+        self.land(&mut transfer);
+        if transfer.nr_members() != 0 && status != Status::Ok {
+            return self.send_apart(transfer);
+        }
         if let Some(id) = transfer.trouble.take() {
             self.map_state().end_trouble(id);
         }
         if let Some((request, nr_bytes, status)) = transfer.end(status) {
             self.answer(request, nr_bytes, status);
         }
+        while let Some(mut member) = transfer.take_member() {
+            if let Some((request, nr_bytes, status)) = member.end(status) {
+                self.answer(request, nr_bytes, status);
+            }
+            self.pool.push(member);
+        }
+        if let Some(room) = transfer.take_room() {
+            self.rooms.push(room);
+        }
         self.pool.push(transfer);
+    }
+
+    /// A merged run failed for a reason that may be one member's: each goes out by itself.
+    fn send_apart(&mut self, mut leader: Box<Transfer>) {
+        let mut pieces = Vec::new();
+        while let Some(member) = leader.take_member() {
+            pieces.push(member);
+        }
+        leader.begin_alone();
+        if let Some(room) = leader.take_room() {
+            self.rooms.push(room);
+        }
+        let (trouble, since_ns) = (leader.trouble.take(), leader.troubled_since_ns);
+        pieces.insert(0, leader);
+        for piece in &mut pieces {
+            piece.begin_alone();
+            piece.rebase(self.dispatcher.snapshot());
+            piece.troubled_since_ns = since_ns;
+            if let (Some(_), Some((start, end))) = (trouble, piece.changes()) {
+                piece.trouble.set(Some(self.map_state().begin_trouble(start, end)));
+            }
+        }
+        if let Some(id) = trouble {
+            self.map_state().end_trouble(id);
+        }
+        for piece in pieces {
+            self.dispatch(piece);
+        }
     }
 
     /// Returns a request to the guest: status byte, used entry.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use polypath::disk::{Disk, DiskOptions};
+use polypath::disk::{Disk, DiskOptions, Tuning};
 use polypath::engine::{Engine, Event};
 use polypath::memory::{GuestMap, Lessor};
 use polypath::transfer::Transfer;
@@ -190,7 +190,10 @@ fn make_disk(dir: &StdPath, plan: Plan) -> Disk {
     };
     let map = Arc::new(MapState::new(plan.nr_workers, NoPathRetry::Fail, || {}));
     let table = Table::new(vec![group], map).expect("table");
-    Disk::new(TableCell::new(table), DiskOptions { nr_queues: 64, queue_size: RING_SIZE, id: None })
+    Disk::new(
+        TableCell::new(table),
+        DiskOptions { nr_queues: 64, queue_size: RING_SIZE, id: None, tuning: Tuning::default() },
+    )
 }
 
 /// Lays 64 requests of 4 KiB into guest memory, reads and writes by turns.

@@ -174,7 +174,8 @@ fn f28_all_slots_held_and_let_go_at_once() {
     let image = Image::filled(4 * MIB);
     let (fs, _server, _) = serve_faulty(&image, &["a", "b"]);
     drop(_server);
-    let server = Server::polypath().paths(fs.paths(&["a", "b"])).queue_size(256).start().unwrap();
+    let builder = Server::polypath().paths(fs.paths(&["a", "b"])).queue_size(256);
+    let server = builder.arg("--path-depth").arg("1024").start().unwrap();
     let mut disk = Disk::at(server.socket()).queues(2).queue_size(256).open().unwrap();
     for name in ["a", "b"] {
         fs.rule(name, Rule::hold().reads());

@@ -11,10 +11,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
+use crate::lane::{Snapshot, View};
 use crate::memory::{GuestMap, Lessor, MapLease, anonymous};
 use crate::request::{Operation, Range, Segment, Status, unreadable};
 use crate::sim::fixture::{CACHED, Links};
-use crate::transfer::{Next, Snapshot};
+use crate::transfer::Next;
 
 mod events;
 
@@ -48,7 +49,7 @@ impl Case {
         let guest = anonymous(MEMORY_BYTES);
         let wake = event();
         Self {
-            table: Rc::new(Arc::new(links.table(2, CACHED, 1))),
+            table: Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), None)),
             lease: Rc::new(Lessor::new(Arc::clone(&guest)).lease()),
             engine: UringEngine::new(nr_slots, wake.try_clone().unwrap()).unwrap(),
             links,
@@ -217,7 +218,7 @@ fn an_error_is_a_negative_errno_and_the_next_transfer_works() {
     let mut case = Case::new(1);
     let writable = Rc::clone(&case.table);
     let read_only = OpenOptions { read_only: true, direct: false };
-    case.table = Rc::new(Arc::new(case.links.table(2, read_only, 1)));
+    case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None));
     let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
     assert_eq!(case.run(write), -libc::EBADF);
     case.table = writable;
@@ -259,10 +260,10 @@ fn f18_nothing_is_let_go_of_while_the_kernel_works_on_it() {
             case.engine.wait(Some(Duration::ZERO)).unwrap();
         }
         let Case { links, table, guest, lease, engine, .. } = case;
-        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(&table)), (65, 65));
+        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (65, 65));
         drop(engine);
         // Dropping waits for all of them: what they own is free only now.
-        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(&table)), (1, 1));
+        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (1, 1));
         let mut bytes = vec![0; 64 * 4096];
         File::open(links.name(0)).unwrap().read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == letters(64 * 4096));

@@ -1,0 +1,108 @@
+//! A worker's own view of the paths: one [`Lane`] per path, one [`View`] per table.
+//!
+//! Both are held through `Rc`, so that a request holds its path without a write that another worker sees. A request in
+//! flight holds its lane and not its table: a path that was removed is closed when its own requests are done, whatever
+//! happens on the others.
+
+use std::cell::Cell;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use polypath_paths::{Path, Table};
+use polypath_selector::PathLoad;
+
+/// One path as one worker sees it.
+#[derive(Debug)]
+pub struct Lane {
+    path: Arc<Path>,
+    load: Cell<PathLoad>,
+}
+
+impl Lane {
+    fn new(path: Arc<Path>) -> Self {
+        Self { path, load: Cell::new(PathLoad::default()) }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Arc<Path> {
+        &self.path
+    }
+
+    /// What this worker has in flight there.
+    pub fn load(&self) -> PathLoad {
+        self.load.get()
+    }
+
+    /// One more I/O of so many bytes is in flight.
+    pub fn add(&self, bytes: u64) -> PathLoad {
+        let load = self.load.get();
+        self.set(PathLoad { in_flight: load.in_flight + 1, bytes: load.bytes + bytes })
+    }
+
+    /// It has come back.
+    pub fn subtract(&self, bytes: u64) -> PathLoad {
+        let load = self.load.get();
+        self.set(PathLoad {
+            in_flight: load.in_flight.saturating_sub(1),
+            bytes: load.bytes.saturating_sub(bytes),
+        })
+    }
+
+    fn set(&self, load: PathLoad) -> PathLoad {
+        self.load.set(load);
+        load
+    }
+}
+
+/// A worker's hold on a view.
+pub type Snapshot = Rc<View>;
+
+/// One table with this worker's lanes, by the table's index of the path. A path that is in several groups has one lane.
+#[derive(Debug)]
+pub struct View {
+    table: Arc<Table>,
+    lanes: Box<[Rc<Lane>]>,
+}
+
+impl View {
+    /// The view of a table; lanes of paths that `before` has as well go on.
+    pub fn new(table: Arc<Table>, before: Option<&View>) -> Self {
+        let mut lanes: Vec<Rc<Lane>> = Vec::with_capacity(table.paths().len());
+        for path in table.paths() {
+            let old = before.map(|view| &view.lanes[..]).unwrap_or_default();
+            let known = lanes.iter().chain(old).find(|lane| Arc::ptr_eq(&lane.path, path));
+            let lane = known.map_or_else(|| Rc::new(Lane::new(Arc::clone(path))), Rc::clone);
+            lanes.push(lane);
+        }
+        Self { table, lanes: lanes.into() }
+    }
+
+    /// The table as it was published.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// The lane of the path with this index.
+    pub fn lane(&self, index: usize) -> Option<&Rc<Lane>> {
+        self.lanes.get(index)
+    }
+
+    /// All lanes, by index of the path.
+    pub fn lanes(&self) -> &[Rc<Lane>] {
+        &self.lanes
+    }
+
+    /// Index of a lane, if its path is in this table.
+    pub fn index_of(&self, lane: &Rc<Lane>) -> Option<usize> {
+        self.lanes.iter().position(|own| Rc::ptr_eq(own, lane))
+    }
+}
+
+impl Deref for View {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}

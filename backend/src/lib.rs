@@ -4,11 +4,13 @@
 //! [`transfer`] (with [`gather`]) what the kernel needs, [`dispatch`] chooses the path, [`engine`] hands it to io_uring;
 //! the answer comes back the same way. [`control`] accepts front-ends, [`session`] speaks vhost-user with one of them.
 
+pub mod back_channel;
 pub mod cli;
 pub mod clock;
 mod command_socket;
 pub mod control;
 mod crash;
+pub mod dirty_log;
 pub mod disk;
 pub mod dispatch;
 pub mod engine;

@@ -23,6 +23,7 @@ use vhost::vhost_user::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vm_memory::FileOffset;
 
+use crate::dirty_log::DirtyLog;
 use crate::disk::Disk;
 use crate::inflight::{self, InflightArea};
 use crate::memory::{Lessor, MEM_SLOTS_MAX, Memory, RegionAddress};
@@ -81,6 +82,8 @@ struct Queue {
     size: u16,
     /// In the front-end's address space: descriptors, available, used.
     addresses: Option<[u64; 3]>,
+    /// Guest address under which writes to the used ring are logged.
+    log_at: Option<u64>,
     next_avail: u16,
     /// Whether `next_avail` is where a worker of this session stopped.
     stopped_here: bool,
@@ -104,6 +107,8 @@ struct Session {
     nr_workers: Arc<AtomicUsize>,
     /// Where the requests in flight are written down.
     inflight: Option<Arc<InflightArea>>,
+    /// Where writes to guest memory are marked while the guest moves to another host.
+    log: Option<Arc<DirtyLog>>,
     /// The channel back to the front-end; kept open as long as the connection.
     backend: Option<Backend>,
 }
@@ -119,6 +124,7 @@ impl Session {
             queues: (0..disk.nr_queues()).map(|_| Queue::default()).collect(),
             nr_workers: Arc::new(AtomicUsize::new(0)),
             inflight: None,
+            log: None,
             backend: None,
             disk,
         }
@@ -129,7 +135,35 @@ impl Session {
     }
 
     fn offered_features(&self) -> u64 {
-        self.disk.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        self.disk.features()
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+            | VhostUserVirtioFeatures::LOG_ALL.bits()
+    }
+
+    fn is_logging(&self) -> bool {
+        self.features & VhostUserVirtioFeatures::LOG_ALL.bits() != 0
+    }
+
+    /// Where a ring marks what it writes, if it is to.
+    fn log_of(&self, queue: &Queue) -> Option<(Arc<DirtyLog>, Option<u64>)> {
+        let log = self.log.as_ref().filter(|_| self.is_logging())?;
+        Some((Arc::clone(log), queue.log_at))
+    }
+
+    /// Rings that run take over what was changed about logging. When this returns, they have.
+    fn show_log(&self) {
+        for queue in &self.queues {
+            if let Some(worker) = &queue.worker {
+                worker.set_log(self.log_of(queue));
+            }
+        }
+    }
+
+    /// Whether what waits for a path when a ring stops may stay in flight. Not while the guest moves to another host, unless
+    /// the front-end takes the in-flight area along.
+    fn keeps_waiting(&self) -> bool {
+        let moves_along = VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits();
+        self.inflight.is_some() && (!self.is_logging() || self.protocol_features & moves_along != 0)
     }
 
     fn queue(&mut self, index: u32) -> ProtocolResult<&mut Queue> {
@@ -175,6 +209,7 @@ impl Session {
                 }
             }
         }
+        vring.set_log(self.log_of(queue));
         let clone = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let config = WorkerConfig {
             index,
@@ -199,10 +234,11 @@ impl Session {
 
     /// Stops the queue's worker when what it took is answered. Its place in the ring is kept.
     fn stop(&mut self, index: usize) {
+        let keeps = self.keeps_waiting();
         if let Some(queue) = self.queues.get_mut(index)
             && let Some(worker) = queue.worker.take()
         {
-            worker.send(Command::Stop);
+            worker.send(Command::Stop(keeps));
             queue.next_avail = worker.join();
             queue.stopped_here = true;
         }
@@ -210,13 +246,14 @@ impl Session {
 
     /// Stops all workers, each while the others finish as well.
     fn stop_all(&mut self) {
+        let keeps = self.keeps_waiting();
         let workers: Vec<_> = self
             .queues
             .iter_mut()
             .filter_map(|q| q.worker.take().map(|w| ((&mut q.next_avail, &mut q.stopped_here), w)))
             .collect();
         for (_, worker) in &workers {
-            worker.send(Command::Stop);
+            worker.send(Command::Stop(keeps));
         }
         for ((next_avail, stopped_here), worker) in workers {
             (*next_avail, *stopped_here) = (worker.join(), true);
@@ -282,6 +319,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             area.clear();
         }
         self.features = 0;
+        self.log = None;
         Ok(())
     }
 
@@ -293,8 +331,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !self.offered_features() != 0 {
             return Err(ProtocolError::InvalidParam);
         }
-        let changed = features != self.features;
+        let log_all = VhostUserVirtioFeatures::LOG_ALL.bits();
+        let changed = (features ^ self.features) & !log_all != 0;
         self.features = features;
+        self.show_log();
         // Without the protocol feature there is no message to enable a ring: all are.
         if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             for queue in &mut self.queues {
@@ -342,21 +382,25 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> ProtocolResult<()> {
         let addresses = Some([descriptors, available, used]);
         let queue = self.queue(index)?;
         let changed = queue.addresses != addresses;
         queue.addresses = addresses;
+        queue.log_at = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
         let (is_running, size) = (queue.worker.is_some(), queue.size);
         let queue = &self.queues[index as usize];
         let at = self.ring_addresses(queue).ok_or(ProtocolError::InvalidParam)?;
         if size != 0 && !Vring::lies_in(self.memory.map(), size, at) {
             return Err(ProtocolError::InvalidParam);
+        }
+        if is_running && !changed {
+            self.show_log();
         }
         if is_running && changed { self.restart(index as usize) } else { self.start(index as usize) }
     }
@@ -409,6 +453,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
         Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
@@ -491,6 +537,16 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> ProtocolResult<()> {
+        let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size).map_err(|error| {
+            log::warn!("dirty log refused: {error}");
+            ProtocolError::InvalidParam
+        })?;
+        self.log = Some(Arc::new(log));
+        self.show_log();
+        Ok(())
+    }
+
     // What follows belongs to protocol features that are not offered.
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> ProtocolResult<()> {
@@ -516,9 +572,5 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_shmem_config(&mut self) -> ProtocolResult<VhostUserShMemConfig> {
         Err(ProtocolError::InvalidOperation("no shared memory"))
-    }
-
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> ProtocolResult<()> {
-        Err(ProtocolError::InvalidOperation("no dirty log"))
     }
 }

@@ -12,7 +12,10 @@ use virtio_bindings::virtio_ring::{
 };
 use vm_memory::{ByteValued, GuestAddress};
 
+use std::sync::Arc;
+
 use crate::crash;
+use crate::dirty_log::DirtyLog;
 use crate::inflight::{Garbage, InflightQueue};
 use crate::memory::{GuestAccess as _, GuestMap};
 
@@ -111,7 +114,18 @@ pub struct Vring {
     tracked: Option<InflightQueue>,
     /// Heads that an earlier process took and did not answer, the next one last.
     again: Vec<u16>,
+    /// Where writes to guest memory are told, while somebody asks for it.
+    log: Option<RingLog>,
     broken: bool,
+}
+
+/// A ring's way to the dirty log.
+#[derive(Debug)]
+struct RingLog {
+    log: Arc<DirtyLog>,
+    /// The guest address under which the used ring is logged.
+    used: Option<u64>,
+    chain: Vec<Descriptor>,
 }
 
 impl Vring {
@@ -144,6 +158,7 @@ impl Vring {
             in_flight: vec![false; usize::from(size)],
             tracked: None,
             again: Vec::new(),
+            log: None,
             broken: false,
         })
     }
@@ -195,10 +210,36 @@ impl Vring {
     }
 
     /// Gives up a head without an answer: it stays written down as in flight, for the next start.
-    pub fn leave(&mut self, head: u16) {
+    pub fn leave(&mut self, map: &GuestMap, head: u16) {
         debug_assert!(self.is_tracked());
+        self.log_chain(map, head);
         if let Some(in_flight) = self.in_flight.get_mut(usize::from(head)) {
             *in_flight = false;
+        }
+    }
+
+    /// Marks from now on what is written to guest memory in `log`, the used ring under guest address `used` (if at all); or
+    /// marks nothing any more.
+    pub fn set_log(&mut self, log: Option<(Arc<DirtyLog>, Option<u64>)>) {
+        self.log = log.map(|(log, used)| RingLog { log, used, chain: Vec::new() });
+    }
+
+    /// Marks everything that the device may have written for `head`. All that it has written, it has written by now.
+    fn log_chain(&mut self, map: &GuestMap, head: u16) {
+        let Some(mut log) = self.log.take() else { return };
+        // Of a chain that breaks rules, what can be read was acted upon as well.
+        let _ = self.read_chain(map, head, &mut log.chain);
+        for descriptor in log.chain.iter().filter(|descriptor| descriptor.writable) {
+            log.log.mark(descriptor.addr.0, u64::from(descriptor.len));
+        }
+        self.log = Some(log);
+    }
+
+    /// Marks bytes of the used ring.
+    #[inline]
+    fn log_used(&self, offset: u64, len: u64) {
+        if let Some(RingLog { log, used: Some(used), .. }) = &self.log {
+            log.mark(used.saturating_add(offset), len);
         }
     }
 
@@ -242,9 +283,10 @@ impl Vring {
         map.load_u16(GuestAddress(at.0 + offset), order).map(u16::from_le)
     }
 
-    fn store(&self, map: &GuestMap, at: GuestAddress, offset: u64, value: u16, order: Ordering) {
+    fn store_used(&self, map: &GuestMap, offset: u64, value: u16, order: Ordering) {
         // The ring was inside guest memory when it was started; if it is not now, the guest cannot see it either.
-        let _ = map.store_u16(value.to_le(), GuestAddress(at.0 + offset), order);
+        let _ = map.store_u16(value.to_le(), GuestAddress(self.at.used.0 + offset), order);
+        self.log_used(offset, 2);
     }
 
     /// Looks how far the guest's available index is. True if there is something to take.
@@ -338,10 +380,12 @@ impl Vring {
         if let Some(in_flight) = in_flight {
             *in_flight = false;
         }
+        self.log_chain(map, head);
         let element = u64::from(head) | u64::from(len) << 32;
-        let at = GuestAddress(self.at.used.0 + 4 + 8 * self.slot(self.next_used));
+        let offset = 4 + 8 * self.slot(self.next_used);
         crash::step();
-        let _ = map.write_at(element.to_le(), at);
+        let _ = map.write_at(element.to_le(), GuestAddress(self.at.used.0 + offset));
+        self.log_used(offset, 8);
         self.next_used = self.next_used.wrapping_add(1);
         if let Some(tracked) = &mut self.tracked {
             tracked.add_used(head);
@@ -355,7 +399,7 @@ impl Vring {
             return false;
         }
         crash::step();
-        self.store(map, self.at.used, 2, self.next_used, Ordering::Release);
+        self.store_used(map, 2, self.next_used, Ordering::Release);
         self.published = self.next_used;
         if let Some(tracked) = &mut self.tracked {
             tracked.published(self.next_used);
@@ -384,7 +428,7 @@ impl Vring {
     /// kicks once past the armed index and no more.
     pub fn suppress_kicks(&self, map: &GuestMap) {
         if !self.event_idx {
-            self.store(map, self.at.used, 0, NO_NOTIFY, Ordering::Relaxed);
+            self.store_used(map, 0, NO_NOTIFY, Ordering::Relaxed);
         }
     }
 
@@ -395,9 +439,9 @@ impl Vring {
         }
         if self.event_idx {
             let offset = 4 + 8 * u64::from(self.size);
-            self.store(map, self.at.used, offset, self.next_avail, Ordering::Relaxed);
+            self.store_used(map, offset, self.next_avail, Ordering::Relaxed);
         } else {
-            self.store(map, self.at.used, 0, 0, Ordering::Relaxed);
+            self.store_used(map, 0, 0, Ordering::Relaxed);
         }
         // The wish must be visible before the index is read again (2.7.10.1).
         fence(Ordering::SeqCst);

@@ -214,7 +214,7 @@ impl World {
         }
         self.say(format_args!("command: stop"));
         self.control.wants_stop = true;
-        self.control.send(Command::Stop, Some(Effect::Stopping));
+        self.control.send(Command::Stop(false), Some(Effect::Stopping));
     }
 
     fn toggle_write_cache(&mut self) {

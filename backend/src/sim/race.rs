@@ -98,7 +98,7 @@ fn run(event_idx: bool) {
     };
     let worker = WorkerHandle::spawn(config).unwrap();
     guest(&ring, event_idx, &kick, &call);
-    worker.send(Command::Stop);
+    worker.send(Command::Stop(false));
     assert_eq!(u32::from(worker.join()), NR_REQUESTS);
 }
 

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Worker, WorkerConfig};
+use crate::dirty_log::DirtyLog;
 use crate::disk::Disk;
 use crate::engine::UringEngine;
 use crate::memory::MapLease;
@@ -24,8 +25,12 @@ pub enum Command {
     SetError(Option<OwnedFd>),
     /// Guest memory has changed. None as the ring's place: it is not in memory any more.
     SetMemory(MapLease, Option<RingAddresses>),
-    /// Finish what was taken, take nothing more, and end.
-    Stop,
+    /// Writes to guest memory are marked in this log from now on, the used ring under this guest address; or they are not
+    /// any more. Answered when it is so.
+    SetLog(Option<(Arc<DirtyLog>, Option<u64>)>, mpsc::Sender<()>),
+    /// Finish what was taken, take nothing more, and end. What waits for a path fails, or, with true, stays written down as
+    /// in flight, if that is done at all.
+    Stop(bool),
 }
 
 /// The protocol thread's end of a running worker.
@@ -88,6 +93,13 @@ impl WorkerHandle {
     pub fn enable(&self, enabled: bool) {
         let (done, wait) = mpsc::channel();
         self.send(Command::Enable(enabled, done));
+        let _ = wait.recv();
+    }
+
+    /// Marks writes in a log, or no more; back when the worker has taken it in.
+    pub fn set_log(&self, log: Option<(Arc<DirtyLog>, Option<u64>)>) {
+        let (done, wait) = mpsc::channel();
+        self.send(Command::SetLog(log, done));
         let _ = wait.recv();
     }
 

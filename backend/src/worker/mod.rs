@@ -72,6 +72,8 @@ pub struct Worker<E> {
     in_memory: bool,
     enabled: bool,
     stopping: bool,
+    /// Whether what waits when the ring stops stays in flight, for the next start.
+    keeps_waiting: bool,
     dispatcher: Dispatcher,
     /// Requests that have not been sent yet, and may merge.
     queue: MergeQueue<Box<Transfer>>,
@@ -138,6 +140,7 @@ impl<E: Engine> Worker<E> {
             in_memory: true,
             enabled: config.enabled,
             stopping: false,
+            keeps_waiting: false,
             dispatcher: Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?,
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
@@ -274,7 +277,11 @@ impl<E: Engine> Worker<E> {
                     }
                     self.remap_waiting();
                 }
-                Command::Stop => self.stopping = true,
+                Command::SetLog(log, done) => {
+                    self.vring.set_log(log);
+                    let _ = done.send(());
+                }
+                Command::Stop(keeps) => (self.stopping, self.keeps_waiting) = (true, keeps),
             }
         }
     }
@@ -448,7 +455,7 @@ impl<E: Engine> Worker<E> {
             && self.map_state().must_wait(start, end)
         {
             if self.stopping {
-                self.finish(transfer, Status::IoErr);
+                self.give_up(transfer);
             } else {
                 self.land(&mut transfer);
                 self.blocked.push(transfer);
@@ -502,7 +509,8 @@ impl<E: Engine> Worker<E> {
                 self.held.push_back(transfer);
             }
             // Nothing may wait for a path while the ring stops.
-            WithoutPath::Hold(_) | WithoutPath::Fail => self.finish(transfer, Status::IoErr),
+            WithoutPath::Hold(_) => self.give_up(transfer),
+            WithoutPath::Fail => self.finish(transfer, Status::IoErr),
         }
     }
 
@@ -668,6 +676,34 @@ impl<E: Engine> Worker<E> {
                 transfer.rebase(&snapshot);
                 self.dispatch(transfer);
             }
+        }
+    }
+
+    /// The ring stops, and this one cannot go on: it fails, or waits for the next start.
+    fn give_up(&mut self, mut transfer: Box<Transfer>) {
+        if !self.keeps_waiting || !self.vring.is_tracked() {
+            return self.finish(transfer, Status::IoErr);
+        }
+        self.land(&mut transfer);
+        if let Some(id) = transfer.trouble.take() {
+            self.map_state().end_trouble(id);
+        }
+        self.leave(&mut transfer);
+        while let Some(mut member) = transfer.take_member() {
+            self.leave(&mut member);
+            self.pool.push(member);
+        }
+        if let Some(room) = transfer.take_room() {
+            self.rooms.push(room);
+        }
+        self.pool.push(transfer);
+    }
+
+    /// Lets go of a request that stays in flight.
+    fn leave(&mut self, transfer: &mut Transfer) {
+        if let Some((request, ..)) = transfer.end(Status::IoErr) {
+            let (head, _) = request.into_head();
+            self.vring.leave(self.map.map(), head);
         }
     }
 

@@ -77,7 +77,7 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
         self.now_ns += 100_000;
         (self.each_kick)(self.nr_kicks_left);
         if self.nr_kicks_left == 0 {
-            self.stop.send(Command::Stop).expect("the worker listens");
+            self.stop.send(Command::Stop(false)).expect("the worker listens");
             self.done.push_back(Event::Wake);
             return Ok(());
         }

@@ -1,7 +1,8 @@
 //! A front-end that is the test itself: guest memory, rings and messages in the test's hands.
 //!
 //! From the bottom up: [`memory`] and [`wire`] (bytes), [`session`] and [`queue`] (the two protocols, step by step),
-//! [`blk`] and [`disk`] (requests), [`verify`] (load), [`inflight`] and [`reconnect`] (lives of a back-end), and [`other`], a front-end made by others.
+//! [`blk`] and [`disk`] (requests), [`verify`] (load), [`inflight`], [`reconnect`] and [`dirty`] (lives of a
+//! back-end, moves of a guest), and [`other`], a front-end made by others.
 //!
 //! ```no_run
 //! # use polypath_vm_tests::front_end::{Disk, verify};
@@ -14,6 +15,7 @@
 pub mod blk;
 pub mod chain;
 pub mod config;
+pub mod dirty;
 pub mod disk;
 pub mod inflight;
 pub mod memory;
@@ -28,6 +30,7 @@ pub mod wire;
 pub use blk::{BlkQueue, Done};
 pub use chain::{Chain, Desc};
 pub use config::{Config, feature};
+pub use dirty::DirtyBits;
 pub use disk::Disk;
 pub use inflight::Inflight;
 pub use memory::{Buf, Memory, Region};

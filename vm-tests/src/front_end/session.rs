@@ -19,6 +19,7 @@ pub const PROTOCOL_MASK: u64 = proto::MQ
     | proto::BACKEND_REQ
     | proto::CONFIG
     | proto::INFLIGHT_SHMFD
+    | proto::LOG_SHMFD
     | proto::RESET_DEVICE
     | proto::CONFIGURE_MEM_SLOTS;
 
@@ -168,11 +169,14 @@ impl Session {
 
     /// SET_VRING_ADDR for `queue`.
     pub fn set_vring_addr(&self, queue: &Queue) -> Result<()> {
-        let mut payload = Vec::new();
-        payload.extend(u32::from(queue.index()).to_le_bytes());
-        payload.extend(0_u32.to_le_bytes());
+        self.set_vring_addr_logged(queue, None)
+    }
+
+    /// The same with the guest address under which writes to the used ring are to be logged.
+    pub fn set_vring_addr_logged(&self, queue: &Queue, log: Option<u64>) -> Result<()> {
+        let mut payload = state_bytes(queue.index().into(), log.is_some().into());
         let [desc, avail, used] = queue.user_addresses();
-        for addr in [desc, used, avail, 0] {
+        for addr in [desc, used, avail, log.unwrap_or(0)] {
             payload.extend(addr.to_le_bytes());
         }
         self.set(req::SET_VRING_ADDR, &payload, &[])

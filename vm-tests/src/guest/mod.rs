@@ -18,6 +18,7 @@ mod base64;
 mod fio;
 mod hotplug;
 mod images;
+mod migrate;
 mod qmp;
 mod running;
 mod vm;

@@ -92,6 +92,7 @@ pub struct Vm {
     kernel_args: String,
     disks: Vec<Disk>,
     firmware_boot: bool,
+    incoming: Option<PathBuf>,
 }
 
 impl Default for Vm {
@@ -111,6 +112,7 @@ impl Vm {
             kernel_args: KERNEL_ARGS.into(),
             disks: Vec::new(),
             firmware_boot: false,
+            incoming: None,
         }
     }
 
@@ -182,6 +184,12 @@ impl Vm {
         self.last_disk(|disk| disk.boot = true)
     }
 
+    /// Does not boot: waits at this socket for a guest that moves here. To be started by [`Vm::start`].
+    pub fn incoming(mut self, socket: &Path) -> Self {
+        self.incoming = Some(socket.into());
+        self
+    }
+
     /// Starts the machine and waits until scripts can be run in it.
     pub fn boot(&self) -> Result<Guest> {
         self.boot_within(BOOT_TIMEOUT)
@@ -238,6 +246,9 @@ impl Vm {
                 device += &format!(",{name}={value}");
             }
             command.args(["-chardev", &chardev, "-device", &device]);
+        }
+        if let Some(socket) = &self.incoming {
+            command.arg("-incoming").arg(format!("unix:{}", socket.display()));
         }
         Ok(command)
     }

@@ -9,6 +9,7 @@ mod discard;
 mod files;
 mod hotplug;
 mod lifecycle;
+mod migration;
 mod paths;
 mod read_only;
 mod support;

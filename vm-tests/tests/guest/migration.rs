@@ -1,0 +1,68 @@
+//! A guest moves from one back-end to another under load, and back.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use polypath_vm_tests::guest::{Guest, Vm};
+use polypath_vm_tests::server::{Server, wait_until};
+
+use crate::support::{Image, serves_polypath, stop};
+
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Moves per test; `POLYPATH_MIGRATION_ROUNDS` says otherwise.
+const ROUNDS: usize = 2;
+
+/// Writes blocks with checksums and reads them back, over and over until `/tmp/stop` is there; what came of it is left in
+/// `/tmp/result`. It belongs to no script that is waited for, since it outlives the machine that it was started on.
+const LOAD: &str = "cat >/tmp/load.sh <<'END'
+n=0
+while [ ! -e /tmp/stop ]; do
+  fio --name=load --filename=/dev/vda --rw=randwrite --ioengine=io_uring --direct=1 --bs=4k --iodepth=16 --numjobs=2 \
+    --size=4m --offset_increment=16m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 \
+    --gtod_reduce=1 --eta=never >/tmp/fio.log 2>&1 </dev/null || { echo failed >/tmp/result; exit; }
+  n=$((n + 1))
+done
+echo passes $n >/tmp/result
+END
+sh /tmp/load.sh </dev/null >/dev/null 2>&1 &";
+
+fn wait_more(vm: &Guest, more: u64) -> Result<()> {
+    let done = vm.requests_done("vda")?;
+    wait_until("the load to run", LOAD_TIMEOUT, || vm.requests_done("vda").is_ok_and(|nr| nr > done + more))
+        .with_context(|| vm.sh("cat /tmp/result /tmp/fio.log 2>&1; true").unwrap_or_default())
+}
+
+#[test]
+fn f49_moved_under_load_there_and_back() -> Result<()> {
+    ensure!(serves_polypath(), "moves between two servers of one program");
+    let rounds = std::env::var("POLYPATH_MIGRATION_ROUNDS").map_or(Ok(ROUNDS), |n| n.parse())?;
+    let image = Image::new(64)?;
+    let dir = tempfile::tempdir()?;
+    let start = || Server::polypath().path(image.path()).num_queues(2).start();
+    let servers = [start()?, start()?];
+    let machine = |at: usize| Vm::new().cpus(2).disk(&servers[at % 2]).queues(2);
+    let mut vm = machine(0).boot()?;
+    vm.sh(LOAD)?;
+    wait_more(&vm, 300)?;
+
+    // The first one is called off half way; the guest goes on where it is.
+    let socket = dir.path().join("cancelled");
+    let unused = machine(1).incoming(&socket).start()?;
+    vm.move_and_cancel(&socket, || wait_more(&vm, 300))?;
+    unused.kill();
+    wait_more(&vm, 300)?;
+
+    for round in 0..rounds {
+        let socket = dir.path().join(format!("move{round}"));
+        let next = machine(round + 1).incoming(&socket).start()?;
+        vm.move_to(&socket).with_context(|| format!("move {round}: {}", next.qemu_log()))?;
+        vm = next;
+        wait_more(&vm, 300).with_context(|| format!("after move {round}"))?;
+    }
+    let result = vm.sh("touch /tmp/stop; while [ ! -e /tmp/result ]; do sleep 0.1; done; cat /tmp/result")?;
+    ensure!(result.starts_with("passes "), "{result}: {}", vm.sh("cat /tmp/fio.log")?);
+    println!("{rounds} moves and a cancelled one, {} of the load", result.trim());
+    vm.power_off()?;
+    servers.into_iter().try_for_each(stop)
+}

@@ -89,6 +89,11 @@ pub struct Options {
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=16384))]
     pub merge_max: u32,
 
+    /// For how many microseconds a worker looks for work by itself before it sleeps, at most; 0 never does. An idle disk
+    /// costs nothing either way.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub poll_us: u64,
+
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
     pub trust_paths: bool,

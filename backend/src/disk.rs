@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use polypath_paths::stats::WorkerStats;
 use polypath_paths::{MapState, TableCell};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
@@ -16,6 +17,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use crate::merge::MergeLimits;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
 use crate::setup;
+use crate::stats::QueueStats;
 
 /// Length of the serial number in bytes.
 pub const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
@@ -57,11 +59,13 @@ pub struct Tuning {
     pub path_depth: u32,
     /// How far requests are merged.
     pub merge: MergeLimits,
+    /// For how long a worker looks for work before it sleeps, at most, in ns; 0: not at all.
+    pub poll_ns: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { path_depth: 64, merge: MergeLimits::default() }
+        Self { path_depth: 64, merge: MergeLimits::default(), poll_ns: 0 }
     }
 }
 
@@ -104,6 +108,7 @@ pub struct Disk {
     id: [u8; ID_BYTES],
     limits: DiskLimits,
     topology: Topology,
+    stats: WorkerStats<QueueStats>,
     /// The guest's choice by CONFIG_WCE; true is write-back.
     writeback: AtomicBool,
 }
@@ -143,6 +148,7 @@ impl Disk {
         };
         let id = options.id.unwrap_or_else(|| setup::zero_filled(&paths.paths()[0].identity().serial()));
         Self {
+            stats: WorkerStats::new(usize::from(options.nr_queues)),
             options,
             id,
             map: Arc::clone(paths.map()),
@@ -157,6 +163,11 @@ impl Disk {
     /// How the workers go about it.
     pub fn tuning(&self) -> &Tuning {
         &self.options.tuning
+    }
+
+    /// What the workers have done, by virtqueue.
+    pub fn stats(&self) -> &WorkerStats<QueueStats> {
+        &self.stats
     }
 
     /// Where the paths are published.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use polypath_paths::failover::Work;
+use polypath_paths::stats::IoKind;
 use polypath_paths::{FailOutcome, PATHS_MAX, Table, TableCell, TableReader};
 use polypath_selector::{
     Direction, Kind, Load, NewError, Outcome, PathArgs, PathLoad, PathSet, Request, Selector,
@@ -124,7 +125,7 @@ impl Dispatcher {
             depth_max,
             weighs_load: weighs_load(&table),
             has_twins: has_twins(&table),
-            snapshot: Rc::new(View::new(table, None)),
+            snapshot: Rc::new(View::new(table, None, worker)),
         })
     }
 
@@ -185,7 +186,7 @@ impl Dispatcher {
         self.groups = groups;
         self.weighs_load = weighs_load(&table);
         self.has_twins = has_twins(&table);
-        self.snapshot = Rc::new(View::new(table, Some(&self.snapshot)));
+        self.snapshot = Rc::new(View::new(table, Some(&self.snapshot), self.worker));
     }
 
     /// The snapshot of this batch.
@@ -260,6 +261,7 @@ impl Dispatcher {
     pub fn start_io(&mut self, transfer: &mut Transfer, now_ns: u64) {
         let bytes = transfer.nr_bytes();
         let Some(lane) = transfer.lane().map(Rc::clone) else { return };
+        transfer.sent_work = transfer.work();
         transfer.sent_ns = now_ns;
         transfer.sent_bytes = bytes;
         transfer.sent_path = transfer.path_index();
@@ -305,6 +307,14 @@ impl Dispatcher {
     pub fn end_io(&mut self, transfer: &mut Transfer, now_ns: u64, outcome: Outcome) {
         let Some(lane) = transfer.sent_lane.take() else { return };
         let load = lane.subtract(transfer.sent_bytes);
+        let kind = kind_of(transfer.sent_work);
+        match outcome {
+            Outcome::Success => {
+                let ns = now_ns.saturating_sub(transfer.sent_ns);
+                lane.stats().record(kind, 1 + transfer.nr_members(), transfer.sent_bytes, ns);
+            }
+            _ => lane.stats().record_error(kind),
+        }
         lane.path().gauges().note_progress(self.worker, now_ns);
         lane.path().gauges().show(self.worker, load);
         if load.in_flight + 1 == self.depth_max {
@@ -371,6 +381,15 @@ impl Dispatcher {
     /// Whether some path of the current table is not active.
     pub fn has_failed_path(&self) -> bool {
         self.snapshot.paths().iter().any(|p| !p.is_active())
+    }
+}
+
+fn kind_of(work: Work) -> IoKind {
+    match work {
+        Work::Read => IoKind::Read,
+        Work::Write => IoKind::Write,
+        Work::Flush => IoKind::Flush,
+        Work::Discard | Work::WriteZeroes => IoKind::Discard,
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use polypath_paths::stats::IoStats;
 use polypath_paths::{Path, Table};
 use polypath_selector::PathLoad;
 
@@ -16,12 +17,18 @@ use polypath_selector::PathLoad;
 #[derive(Debug)]
 pub struct Lane {
     path: Arc<Path>,
+    worker: usize,
     load: Cell<PathLoad>,
 }
 
 impl Lane {
-    fn new(path: Arc<Path>) -> Self {
-        Self { path, load: Cell::new(PathLoad::default()) }
+    fn new(path: Arc<Path>, worker: usize) -> Self {
+        Self { path, worker, load: Cell::new(PathLoad::default()) }
+    }
+
+    /// What this worker has done there.
+    pub fn stats(&self) -> &IoStats {
+        self.path.stats().of(self.worker)
     }
 
     /// The path.
@@ -66,13 +73,13 @@ pub struct View {
 }
 
 impl View {
-    /// The view of a table; lanes of paths that `before` has as well go on.
-    pub fn new(table: Arc<Table>, before: Option<&View>) -> Self {
+    /// A worker's view of a table; lanes of paths that `before` has as well go on.
+    pub fn new(table: Arc<Table>, before: Option<&View>, worker: usize) -> Self {
         let mut lanes: Vec<Rc<Lane>> = Vec::with_capacity(table.paths().len());
         for path in table.paths() {
             let old = before.map(|view| &view.lanes[..]).unwrap_or_default();
             let known = lanes.iter().chain(old).find(|lane| Arc::ptr_eq(&lane.path, path));
-            let lane = known.map_or_else(|| Rc::new(Lane::new(Arc::clone(path))), Rc::clone);
+            let lane = known.map_or_else(|| Rc::new(Lane::new(Arc::clone(path), worker)), Rc::clone);
             lanes.push(lane);
         }
         Self { table, lanes: lanes.into() }

@@ -29,6 +29,7 @@ pub mod setup;
 pub mod shared_area;
 #[cfg(test)]
 mod sim;
+pub mod stats;
 mod status;
 pub mod transfer;
 pub mod vring;

@@ -303,6 +303,14 @@ impl Vring {
         index != self.next_avail
     }
 
+    /// Whether there is something to take. Only looks: of a broken index, [`Self::pop`] tells.
+    pub fn has_next(&self, map: &GuestMap) -> bool {
+        !self.broken
+            && (self.next_avail != self.avail_seen
+                || !self.again.is_empty()
+                || self.load(map, self.at.available, 2, Ordering::Acquire) != Some(self.next_avail))
+    }
+
     /// Takes the next head that the guest made available.
     pub fn pop(&mut self, map: &GuestMap) -> Pop {
         if self.broken {

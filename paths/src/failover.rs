@@ -6,9 +6,10 @@
 use crate::limits::FileKind;
 
 /// The kind of work that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Work {
     /// Reading data.
+    #[default]
     Read,
     /// Writing data (zeros included).
     Write,

@@ -25,6 +25,11 @@ pub enum Identity {
         /// `st_rdev` of the device.
         rdev: u64,
     },
+    /// No device at all.
+    Null {
+        /// Size in bytes.
+        size_bytes: u64,
+    },
 }
 
 impl Identity {
@@ -52,6 +57,7 @@ impl Identity {
             Self::File { dev, ino, offset } => clip(&format!("pp{dev:x}-{ino:x}-{offset:x}")),
             Self::Wwid(wwid) => clip(wwid),
             Self::Device { rdev } => format!("ppdev{rdev:x}"),
+            Self::Null { .. } => "null".to_owned(),
         }
     }
 }
@@ -66,6 +72,7 @@ fn clip(text: &str) -> String {
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Null { size_bytes } => write!(f, "null, {size_bytes} bytes"),
             Self::File { dev, ino, offset } => {
                 let (major, minor) = (rustix::fs::major(*dev), rustix::fs::minor(*dev));
                 write!(f, "device {major}:{minor} inode {ino}")?;

@@ -7,6 +7,17 @@ pub enum FileKind {
     Regular,
     /// A block device.
     Block,
+    /// Nothing: I/O ends at once and moves no data, by way of io_uring.
+    Null,
+    /// The same, answered by the worker itself.
+    NullInline,
+}
+
+impl FileKind {
+    /// Whether there is nothing behind it.
+    pub fn is_null(self) -> bool {
+        matches!(self, Self::Null | Self::NullInline)
+    }
 }
 
 /// Sizes in bytes; every alignment is a power of two.

@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags};
 
 use crate::identity::Identity;
 use crate::limits::{FileKind, Limits};
+use crate::null::Null;
 use crate::sysfs::BlockDevice;
 
 /// `f_type` of FUSE file systems (`include/uapi/linux/magic.h`).
@@ -28,6 +29,9 @@ pub enum OpenError {
     /// The name leads to something else.
     #[error("neither a regular file nor a block device")]
     Kind,
+    /// The name is that of no file, and wrong.
+    #[error("{0}")]
+    Name(String),
     /// open(2) said no.
     #[error("cannot open for {mode}: {source}")]
     Open {
@@ -64,6 +68,9 @@ pub(crate) struct Opened {
 
 /// Opens `name` and proves what it is. Blocks as long as the storage does.
 pub(crate) fn open(name: &std::path::Path, options: OpenOptions) -> Result<Opened, OpenError> {
+    if let Some(null) = Null::parse(name) {
+        return open_null(null.map_err(OpenError::Name)?, options);
+    }
     let mode = if options.read_only { "reading" } else { "reading and writing" };
     let open_error = |source| OpenError::Open { mode, source };
     // Looked at before opening: opening a FIFO or a tape has effects of its own.
@@ -98,6 +105,28 @@ pub(crate) fn open(name: &std::path::Path, options: OpenOptions) -> Result<Opene
     Ok(Opened { identity: Identity::of(&meta), file, limits })
 }
 
+fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
+    let file = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let size_bytes = null.size_bytes / 512 * 512;
+    if size_bytes == 0 {
+        return Err(OpenError::TooSmall { size_bytes: null.size_bytes, block_bytes: 512 });
+    }
+    let limits = Limits {
+        kind: if null.is_inline { FileKind::NullInline } else { FileKind::Null },
+        size_bytes,
+        logical_block_bytes: 512,
+        physical_block_bytes: 512,
+        io_min_bytes: 512,
+        io_opt_bytes: 0,
+        mem_align_bytes: 1,
+        discard: !options.read_only,
+        discard_granularity_bytes: 512,
+        read_only: options.read_only,
+        may_block: false,
+    };
+    Ok(Opened { file, limits, identity: Identity::Null { size_bytes } })
+}
+
 /// Size in bytes as the descriptor shows it now.
 pub(crate) fn size_of(file: &File) -> io::Result<u64> {
     // The end of a block device is its size as well; no I/O uses the file position.
@@ -119,12 +148,12 @@ fn probe_limits(
     let device = BlockDevice::new(meta.rdev());
     let queue = |name: &str| match kind {
         FileKind::Block => device.queue(name).and_then(|value| u32::try_from(value).ok()),
-        FileKind::Regular => None,
+        _ => None,
     };
     let logical_block_bytes = power_of_two(match kind {
         FileKind::Block => queue("logical_block_size").unwrap_or(512).max(dio_offset),
         FileKind::Regular if options.direct => dio_offset,
-        FileKind::Regular => 512,
+        _ => 512,
     });
     let mem_align_bytes = match (options.direct, dio_mem) {
         (false, _) => 1,
@@ -141,7 +170,7 @@ fn probe_limits(
     let physical_block_bytes = match kind {
         FileKind::Block => queue("physical_block_size").unwrap_or(logical_block_bytes),
         // Beyond a page the file system's hint speaks of its own caching.
-        FileKind::Regular => file_block.min(4096),
+        _ => file_block.min(4096),
     };
     Ok(Limits {
         kind,
@@ -170,7 +199,7 @@ fn can_discard(file: &File, kind: FileKind, size_bytes: u64, discard_max_bytes: 
         // May be larger than 32 bits, which reads as absent: only a plain 0 says no.
         FileKind::Block => discard_max_bytes != Some(0),
         // A hole beyond the end changes nothing, and says whether holes can be made.
-        FileKind::Regular => {
+        _ => {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let beyond = size_bytes.next_multiple_of(1 << 20);
             rustix::fs::fallocate(file, mode, beyond, 4096).is_ok()

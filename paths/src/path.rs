@@ -11,12 +11,14 @@ use crate::ledger::Ledger;
 use crate::limits::Limits;
 use crate::load::Gauges;
 use crate::open::{self, OpenError, OpenOptions, Opened};
+use crate::stats::{IoStats, WorkerStats};
 
 /// What stays the same when a path is opened anew: the writes that a flush has to cover, and the history.
 #[derive(Debug)]
 struct Lasting {
     nr_failures: AtomicU32,
     ledger: Ledger,
+    stats: WorkerStats<IoStats>,
 }
 
 /// One host file or device that reaches the LUN, open.
@@ -41,7 +43,11 @@ impl Path {
     /// Opens the path; `nr_workers` is the largest number of workers that will ever use it. Blocks as long as the
     /// storage does.
     pub fn open(name: PathBuf, options: OpenOptions, nr_workers: usize) -> Result<Self, OpenError> {
-        let lasting = Lasting { nr_failures: AtomicU32::new(0), ledger: Ledger::new(nr_workers) };
+        let lasting = Lasting {
+            nr_failures: AtomicU32::new(0),
+            ledger: Ledger::new(nr_workers),
+            stats: WorkerStats::new(nr_workers),
+        };
         Self::open_with(name, options, nr_workers, Arc::new(lasting))
     }
 
@@ -99,6 +105,11 @@ impl Path {
     /// The writes that a flush has to cover.
     pub fn ledger(&self) -> &Ledger {
         &self.lasting.ledger
+    }
+
+    /// What was done here since the start, by worker; kept when the path is opened anew.
+    pub fn stats(&self) -> &WorkerStats<IoStats> {
+        &self.lasting.stats
     }
 
     /// What the workers have in flight here.

@@ -105,7 +105,7 @@ fn is_weak(path: &Path) -> bool {
         Identity::Device { .. } => true,
         // FUSE: device and inode belong to the mount.
         Identity::File { .. } => path.limits().may_block,
-        Identity::Wwid(_) => false,
+        Identity::Wwid(_) | Identity::Null { .. } => false,
     }
 }
 

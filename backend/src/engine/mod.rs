@@ -36,6 +36,15 @@ pub trait Engine {
     /// Only if the ring itself is broken.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
+    /// Sends what is queued, without waiting.
+    ///
+    /// # Errors
+    /// As [`Engine::wait`].
+    fn submit(&mut self) -> io::Result<()>;
+
+    /// Whether an event may have happened since the last look: [`Engine::next_event`] is worth a call.
+    fn has_event(&mut self) -> bool;
+
     /// The next event that has happened.
     fn next_event(&mut self) -> Option<Event>;
 

@@ -1,11 +1,15 @@
 //! io_uring: the only place where the kernel is handed addresses.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
+
+use polypath_paths::FileKind;
+use polypath_paths::failover::Work;
 
 use super::{Engine, Event};
 use crate::transfer::{Action, Transfer};
@@ -25,6 +29,8 @@ pub struct UringEngine {
     /// Transfers with the kernel, by `user_data`.
     slots: Vec<Option<Box<Transfer>>>,
     free: Vec<u32>,
+    /// Transfers of paths that answer at once.
+    instant: VecDeque<Box<Transfer>>,
     wake: OwnedFd,
     wake_armed: bool,
     kick: Option<OwnedFd>,
@@ -49,6 +55,7 @@ impl UringEngine {
             ring,
             slots,
             free: (0..nr_slots).rev().collect(),
+            instant: VecDeque::with_capacity(nr_slots as usize),
             wake,
             wake_armed: false,
             kick: None,
@@ -72,6 +79,20 @@ impl UringEngine {
                 log::debug!("submit: {error}");
                 std::thread::yield_now();
             }
+        }
+    }
+
+    /// Sends what is queued and takes in what has come back, without waiting.
+    fn enter(&mut self) -> io::Result<()> {
+        const GETEVENTS: u32 = 1; // IORING_ENTER_GETEVENTS
+        let nr = u32::try_from(self.ring.submission().len()).unwrap_or(u32::MAX);
+        // SAFETY: no argument is passed, and everything that the entries point to is in its slot (see `start`).
+        match unsafe { self.ring.submitter().enter::<libc::sigset_t>(nr, 0, GETEVENTS, None) } {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
         }
     }
 
@@ -102,6 +123,9 @@ impl UringEngine {
         };
         // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        if path.is_some_and(|path| path.limits().kind.is_null()) {
+            return opcode::Nop::new().build();
+        }
         let entry = match transfer.action() {
             Action::Read { iovecs, offset } => {
                 opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
@@ -124,15 +148,26 @@ fn build(nr_slots: u32) -> io::Result<IoUring> {
     builder.dontfork().setup_clamp();
     // One thread submits and waits, so completions need no interrupt of it (since 6.1); older kernels do without.
     let plain = builder.clone();
-    builder.setup_single_issuer().setup_defer_taskrun();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     match builder.build(nr_entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(nr_entries),
         result => result,
     }
 }
 
+/// What a path without a device says that it has moved.
+fn moved_by_null(transfer: &Transfer) -> u64 {
+    match transfer.work() {
+        Work::Read | Work::Write => transfer.nr_bytes(),
+        Work::Flush | Work::Discard | Work::WriteZeroes => 0,
+    }
+}
+
 impl Engine for UringEngine {
     fn start(&mut self, mut transfer: Box<Transfer>) {
+        if transfer.path().is_some_and(|path| path.limits().kind == FileKind::NullInline) {
+            return self.instant.push_back(transfer);
+        }
         let entry = Self::entry(&mut transfer);
         let Some(slot) = self.free.pop() else {
             // There are as many slots as ring entries, and a head is in flight once.
@@ -147,6 +182,9 @@ impl Engine for UringEngine {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.arm_watches();
+        if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
+            return self.enter();
+        }
         let timespec = timeout.map(Timespec::from);
         let mut args = SubmitArgs::new();
         if let Some(timespec) = &timespec {
@@ -162,9 +200,31 @@ impl Engine for UringEngine {
         }
     }
 
+    fn submit(&mut self) -> io::Result<()> {
+        self.arm_watches();
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        self.enter()
+    }
+
+    fn has_event(&mut self) -> bool {
+        !self.instant.is_empty() || !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+    }
+
     fn next_event(&mut self) -> Option<Event> {
+        if let Some(transfer) = self.instant.pop_front() {
+            let result = i32::try_from(moved_by_null(&transfer)).unwrap_or(i32::MAX);
+            return Some(Event::Done(transfer, result));
+        }
         loop {
-            let entry = self.ring.completion().next()?;
+            let mut entry = self.ring.completion().next();
+            if entry.is_none() && self.ring.submission().taskrun() {
+                // Completions are ready but for a call that puts them into the ring.
+                self.enter().ok()?;
+                entry = self.ring.completion().next();
+            }
+            let entry = entry?;
             let more = io_uring::cqueue::more(entry.flags());
             match entry.user_data() {
                 TAG_WAKE => {
@@ -191,7 +251,12 @@ impl Engine for UringEngine {
                         unreachable!("completion of a slot that is not in use");
                     };
                     self.free.push(index);
-                    return Some(Event::Done(transfer, entry.result()));
+                    let is_null = transfer.path().is_some_and(|path| path.limits().kind.is_null());
+                    let result = match entry.result() {
+                        0 if is_null => i32::try_from(moved_by_null(&transfer)).unwrap_or(i32::MAX),
+                        result => result,
+                    };
+                    return Some(Event::Done(transfer, result));
                 }
             }
         }
@@ -213,7 +278,7 @@ impl Engine for UringEngine {
     }
 
     fn nr_in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() + self.instant.len()
     }
 
     fn now_ns(&self) -> u64 {

@@ -37,6 +37,21 @@ impl Engine for SimEngine {
         Ok(())
     }
 
+    fn submit(&mut self) -> io::Result<()> {
+        let mut world = self.0.borrow_mut();
+        if world.control.nr_turns != 0 {
+            world.end_of_turn(Some(Some(Duration::ZERO)));
+        }
+        Ok(())
+    }
+
+    fn has_event(&mut self) -> bool {
+        let mut world = self.0.borrow_mut();
+        world.polled();
+        world.control.active_before = world.active_ports();
+        !world.events.is_empty() || !world.answered.is_empty()
+    }
+
     fn next_event(&mut self) -> Option<Event> {
         let mut world = self.0.borrow_mut();
         world.poke();
@@ -272,6 +287,14 @@ impl World {
             _ => self.events.push_back(Event::Kick),
         }
         self.note_no_path();
+    }
+
+    /// The worker looks for work: time passes, and sometimes something happens.
+    fn polled(&mut self) {
+        self.now_ns += self.rng.below(1_000);
+        if self.rng.chance(20) {
+            self.step();
+        }
     }
 
     /// Something that the guest does while the worker works.

@@ -103,6 +103,7 @@ impl Profile {
                     bytes_max: rng.pick(&[0, 2048, 8192, 512 << 10, 512 << 10]),
                     iovecs_max: rng.pick(&[3, 8, 1024, 1024]),
                 },
+                poll_ns: rng.pick(&[0, 0, 3_000, 1_000_000]),
             },
         }
     }

@@ -104,7 +104,9 @@ pub struct Transfer {
     worker: usize,
     /// What the selector gave for the step that is under way.
     pub ticket: Option<Ticket>,
-    /// When that step was sent, in ns, and its bytes.
+    /// What kind of step that is.
+    pub sent_work: Work,
+    /// When it was sent, in ns, and its bytes.
     pub sent_ns: u64,
     /// See `sent_ns`.
     pub sent_bytes: u64,
@@ -222,7 +224,8 @@ impl Transfer {
         Some((request, result.0, result.1))
     }
 
-    fn operation(&self) -> Option<Operation> {
+    /// What the guest asks for; None between two requests.
+    pub fn operation(&self) -> Option<Operation> {
         self.request.as_ref().map(|r| r.operation)
     }
 

@@ -63,7 +63,7 @@ impl Case {
         let lease = Rc::new(Lessor::new(Arc::clone(&guest)).lease());
         Self {
             _links: links,
-            table: Rc::new(View::new(Arc::new(table), None)),
+            table: Rc::new(View::new(Arc::new(table), None, 0)),
             guest,
             lease,
             transfer: Transfer::default(),

@@ -4,8 +4,10 @@
 //! ring once and calls the guest at most once; what is to be sent goes out with the call that waits.
 
 mod command;
+mod poll;
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,11 +15,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use polypath_paths::stats::IoKind;
 use polypath_paths::{Held, MapState, WithoutPath};
 use polypath_selector::{NewError, Outcome};
 use vm_memory::Bytes as _;
 
 pub use command::{Command, WorkerHandle};
+use poll::Window;
 
 use crate::disk::Disk;
 use crate::dispatch::{Choice, Dispatcher};
@@ -26,6 +30,7 @@ use crate::gather::IoVec;
 use crate::memory::{GuestAccess as _, MapLease};
 use crate::merge::{MergeQueue, RunId};
 use crate::request::{self, Operation, Request, Segment, Status};
+use crate::stats::QueueStats;
 use crate::transfer::{Next, Transfer};
 use crate::vring::{Descriptor, Pop, Vring};
 
@@ -81,6 +86,7 @@ pub struct Worker<E> {
     rooms: Vec<Vec<IoVec>>,
     /// The time at which this turn began, in ns.
     now_ns: u64,
+    window: Window,
     /// Transfers without a request, to be used again.
     #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
@@ -144,6 +150,7 @@ impl<E: Engine> Worker<E> {
             dispatcher: Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?,
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
+            window: Window::new(tuning.poll_ns),
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
             held: VecDeque::with_capacity(size),
@@ -170,24 +177,76 @@ impl<E: Engine> Worker<E> {
 
     /// Serves the ring until it is told to stop. Gives the index at which the next start goes on.
     pub fn run(mut self) -> u16 {
-        let mut more = true;
         loop {
-            if let Err(error) = self.engine.wait(self.timeout(more)) {
+            if let Err(error) = self.wait() {
                 // Without its ring a worker can neither go on nor give the guest's requests back.
                 log::error!("io_uring is broken: queue={} error={error}", self.config.index);
                 std::process::abort();
             }
-            more = self.turn();
+            self.turn();
             if self.stopping && self.engine.nr_in_flight() == 0 && self.nr_waiting() == 0 {
                 return self.vring.next_avail();
             }
         }
     }
 
-    fn timeout(&self, more: bool) -> Option<Duration> {
-        if more {
-            return Some(Duration::ZERO);
+    /// Sends what is queued, and waits until something has happened.
+    fn wait(&mut self) -> io::Result<()> {
+        if self.window.ns() != 0 && self.poll()? {
+            return Ok(());
         }
+        if self.must_look_again() {
+            return self.engine.wait(Some(Duration::ZERO));
+        }
+        let timeout = self.timeout();
+        let begun_ns = self.engine.now_ns();
+        self.stats().nr_sleeps.add_one();
+        self.engine.wait(timeout)?;
+        self.window.slept(self.engine.now_ns().saturating_sub(begun_ns));
+        Ok(())
+    }
+
+    /// Looks for work for a while. True if there is some.
+    fn poll(&mut self) -> io::Result<bool> {
+        self.engine.submit()?;
+        let mut until_ns = self.engine.now_ns() + self.window.ns();
+        if let Some(timeout) = self.timeout() {
+            until_ns = until_ns.min(self.now_ns + u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        }
+        let found = loop {
+            if self.engine.has_event() || (self.is_served() && self.vring.has_next(self.map.map())) {
+                break true;
+            }
+            if self.engine.now_ns() >= until_ns {
+                break false;
+            }
+            std::hint::spin_loop();
+        };
+        let stats = self.stats();
+        if found {
+            stats.nr_polls_found.add_one()
+        } else {
+            stats.nr_polls_missed.add_one()
+        }
+        Ok(found)
+    }
+
+    /// Whether sleeping would miss something. Asks for kicks if not.
+    fn must_look_again(&mut self) -> bool {
+        if self.is_served() && self.vring.arm_kicks(self.map.map()) {
+            return true;
+        }
+        // What is delayed has its own time: it does not look at the paths' state.
+        let is_waiting = !self.held.is_empty() || !self.blocked.is_empty();
+        is_waiting && self.map_state().epoch() != self.waiting_epoch
+    }
+
+    fn stats(&self) -> &QueueStats {
+        self.config.disk.stats().of(self.config.index)
+    }
+
+    /// How long nothing has to be done.
+    fn timeout(&self) -> Option<Duration> {
         let delayed = self.delayed.iter().map(|(due_ns, _)| *due_ns);
         let due = delayed.chain(self.held_until_ns).chain(self.queue.due_ns()).min();
         let delay = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.engine.now_ns())));
@@ -210,9 +269,10 @@ impl<E: Engine> Worker<E> {
         self.enabled && self.in_memory && !self.stopping && !self.vring.is_broken()
     }
 
-    /// Does everything that can be done now. True if there is more to take at once.
-    fn turn(&mut self) -> bool {
+    /// Does everything that can be done now.
+    fn turn(&mut self) {
         self.now_ns = self.engine.now_ns();
+        self.stats().nr_turns.add_one();
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
         let mut woken = false;
@@ -244,14 +304,11 @@ impl<E: Engine> Worker<E> {
             self.call_owed = false;
             self.call();
         }
-        let more = self.is_served() && self.vring.arm_kicks(self.map.map());
-        // What is delayed has its own time: it does not look at the paths' state.
-        let is_waiting = !self.held.is_empty() || !self.blocked.is_empty();
-        more || (is_waiting && self.map_state().epoch() != self.waiting_epoch)
     }
 
     fn call(&self) {
         if let Some(call) = &self.config.call {
+            self.stats().nr_calls.add_one();
             // An eventfd takes this at once; a full one has calls pending that nobody reads.
             let _ = rustix::io::write(call, &1u64.to_ne_bytes());
         }
@@ -370,6 +427,7 @@ impl<E: Engine> Worker<E> {
         }
         let write_through = self.config.disk.is_write_through(self.config.features);
         let snapshot = Rc::clone(self.dispatcher.snapshot());
+        transfer.begun_ns = self.now_ns;
         match transfer.begin(request, &self.map, &snapshot, write_through, self.config.index) {
             Err(_) => self.finish(transfer, Status::IoErr),
             Ok(()) if transfer.is_empty() => self.finish(transfer, Status::Ok),
@@ -604,8 +662,12 @@ impl<E: Engine> Worker<E> {
         match next {
             Next::Finished(status) => self.finish(transfer, status),
             Next::Again if transfer.is_flush() => self.go_on_flushing(transfer),
-            Next::Again => self.send(transfer),
+            Next::Again => {
+                self.stats().nr_retries.add_one();
+                self.send(transfer);
+            }
             Next::Later(wait_ms) => {
+                self.stats().nr_retries.add_one();
                 let due_ns = self.now_ns + wait_ms * 1_000_000;
                 self.delayed.push((due_ns, transfer));
             }
@@ -635,6 +697,7 @@ impl<E: Engine> Worker<E> {
 
     fn fail_over(&mut self, mut transfer: Box<Transfer>, errno: i32) {
         let now_ns = self.now_ns;
+        self.stats().nr_retries.add_one();
         // An EIO that follows this request from path to path may be its own (a bad sector that the storage reports
         // so): the path is probed before it is taken out. All other path errors speak of the path.
         match transfer.path() {
@@ -715,19 +778,31 @@ impl<E: Engine> Worker<E> {
         if let Some(id) = transfer.trouble.take() {
             self.map_state().end_trouble(id);
         }
-        if let Some((request, nr_bytes, status)) = transfer.end(status) {
-            self.answer(request, nr_bytes, status);
-        }
+        self.end(&mut transfer, status);
         while let Some(mut member) = transfer.take_member() {
-            if let Some((request, nr_bytes, status)) = member.end(status) {
-                self.answer(request, nr_bytes, status);
-            }
+            self.end(&mut member, status);
             self.pool.push(member);
         }
         if let Some(room) = transfer.take_room() {
             self.rooms.push(room);
         }
         self.pool.push(transfer);
+    }
+
+    /// Ends one request, merged or not, and counts it.
+    fn end(&mut self, transfer: &mut Transfer, status: Status) {
+        let kind = kind_of(transfer.operation());
+        let begun_ns = transfer.begun_ns;
+        if let Some((request, nr_bytes, status)) = transfer.end(status) {
+            match status {
+                Status::Ok => {
+                    let ns = self.now_ns.saturating_sub(begun_ns);
+                    self.stats().io.record(kind, 1, request.data_len, ns);
+                }
+                _ => self.stats().io.record_error(kind),
+            }
+            self.answer(request, nr_bytes, status);
+        }
     }
 
     /// A merged run failed for a reason that may be one member's: each goes out by itself.
@@ -765,5 +840,14 @@ impl<E: Engine> Worker<E> {
         let written = status_addr.is_some_and(|addr| map.write_at(status.byte(), addr).is_some());
         let len = if written { u32::try_from(nr_bytes + 1).unwrap_or(u32::MAX) } else { 0 };
         self.vring.push_used(map, head, len);
+    }
+}
+
+fn kind_of(operation: Option<Operation>) -> IoKind {
+    match operation {
+        Some(Operation::Write { .. }) => IoKind::Write,
+        Some(Operation::Flush) => IoKind::Flush,
+        Some(Operation::Discard | Operation::WriteZeroes) => IoKind::Discard,
+        Some(Operation::Read { .. } | Operation::GetId) | None => IoKind::Read,
     }
 }

@@ -97,6 +97,14 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
         Ok(())
     }
 
+    fn submit(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn has_event(&mut self) -> bool {
+        !self.done.is_empty()
+    }
+
     fn next_event(&mut self) -> Option<Event> {
         let event = self.done.pop_front();
         if matches!(event, Some(Event::Done(..))) {

@@ -49,7 +49,7 @@ impl Case {
         let guest = anonymous(MEMORY_BYTES);
         let wake = event();
         Self {
-            table: Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), None)),
+            table: Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), None, 0)),
             lease: Rc::new(Lessor::new(Arc::clone(&guest)).lease()),
             engine: UringEngine::new(nr_slots, wake.try_clone().unwrap()).unwrap(),
             links,
@@ -218,7 +218,7 @@ fn an_error_is_a_negative_errno_and_the_next_transfer_works() {
     let mut case = Case::new(1);
     let writable = Rc::clone(&case.table);
     let read_only = OpenOptions { read_only: true, direct: false };
-    case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None));
+    case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None, 0));
     let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
     assert_eq!(case.run(write), -libc::EBADF);
     case.table = writable;

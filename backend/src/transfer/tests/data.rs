@@ -350,7 +350,7 @@ fn f11_a_table_that_asks_for_more_alignment_than_the_one_before() {
         if nr_moved != 0 {
             assert_eq!(case.transfer.complete(moved(nr_moved)), Next::Again);
         }
-        let table = Rc::new(View::new(Arc::new(with_alignment(&case.table, strict)), None));
+        let table = Rc::new(View::new(Arc::new(with_alignment(&case.table, strict)), None, 0));
         case.transfer.rebase(&table);
         case.transfer.set_path(1);
         let Action::Write { iovecs, offset } = case.transfer.action() else { panic!("a write") };
@@ -363,7 +363,7 @@ fn f11_a_table_that_asks_for_more_alignment_than_the_one_before() {
     let mut case = Case::new(2);
     case.read(0, &[100, 4096, 924]);
     assert_eq!(case.transfer.complete(512), Next::Again);
-    let table = Rc::new(View::new(Arc::new(with_alignment(&case.table, strict)), None));
+    let table = Rc::new(View::new(Arc::new(with_alignment(&case.table, strict)), None, 0));
     case.transfer.rebase(&table);
     case.transfer.set_path(1);
     let Action::Read { iovecs, offset } = case.transfer.action() else { panic!("a read") };

@@ -5,21 +5,29 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use polypath_paths::FailbackPolicy;
-use polypath_paths::text::NoPathRetry;
+use polypath_paths::text::{NoPathRetry, TableSpec};
 use polypath_selector::Kind;
 
+use crate::client;
+use crate::config::Launch;
 use crate::disk::ID_BYTES;
+use crate::metrics::Address;
 use crate::vring::RING_SIZE_MAX;
 
 /// Most virtqueues of one disk.
 pub const NR_QUEUES_MAX: u16 = 64;
 
 /// Serves one virtio-blk disk over vhost-user from one or more paths to the same file or block device.
-#[derive(Debug, Parser)]
+#[derive(Debug, Clone, PartialEq, Parser)]
 #[command(name = "polypath", version, max_term_width = 100)]
 pub struct Options {
+    /// Read options and the table from this TOML file. What is given on the command line as well counts more than the file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Listen on this Unix socket; the file is made at the start and removed at the end.
     #[arg(short, long, value_name = "PATH", conflicts_with = "fd")]
     pub socket_path: Option<PathBuf>,
@@ -50,8 +58,7 @@ pub struct Options {
     pub read_only: bool,
 
     /// Virtqueues offered; a VM may use fewer. Only those in use cost anything.
-    #[arg(long, value_name = "N", default_value_t = NR_QUEUES_MAX,
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(NR_QUEUES_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = NR_QUEUES_MAX, value_parser = parse_num_queues)]
     pub num_queues: u16,
 
     /// Size of a virtqueue that the limits shown to the guest are made for (segments = size - 2); a power of two.
@@ -74,7 +81,7 @@ pub struct Options {
     pub no_path_retry: Option<NoPathRetry>,
 
     /// A path that gives no answer for so many milliseconds is taken out; what is on it waits, new I/O goes elsewhere.
-    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = parse_path_timeout)]
     pub path_timeout: u64,
 
     /// When to go back to a better priority group: manual, immediate, followover, or after so many seconds.
@@ -82,25 +89,42 @@ pub struct Options {
     pub failback: FailbackPolicy,
 
     /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse_path_depth)]
     pub path_depth: u32,
 
     /// Largest I/O in KiB that adjacent requests are merged into; 0 merges none.
-    #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=16384))]
+    #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = parse_merge_max)]
     pub merge_max: u32,
 
     /// For how many microseconds a worker looks for work by itself before it sleeps, at most; 0 never does. An idle disk
     /// costs nothing either way.
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = parse_poll_us)]
     pub poll_us: u64,
 
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
     pub trust_paths: bool,
 
-    /// Listen for commands on this Unix socket, a line each (dm's messages, status, table, json, add_path, ...).
+    /// Listen for commands on this Unix socket (docs/control.md). `polypath show` and the other commands find it by
+    /// themselves under /run/polypath/NAME.control.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+
+    /// Give the control socket to this user (name or number).
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    pub control_owner: Option<u32>,
+
+    /// Let this group give commands as well (name or number; the control socket's mode is then 0660 in place of 0600).
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub control_group: Option<u32>,
+
+    /// Serve metrics for Prometheus at /metrics on this IP:PORT, or on the Unix socket of this path.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_metrics)]
+    pub metrics: Option<Address>,
+
+    /// Run this program for every event (docs/control.md), with the event as a line of JSON on its standard input.
+    #[arg(long, value_name = "PROGRAM")]
+    pub event_command: Option<PathBuf>,
 
     /// Go around the host's page cache (O_DIRECT). Off serves one regular file through the cache.
     #[arg(long, value_name = "on|off", default_value = "on")]
@@ -117,6 +141,10 @@ pub struct Options {
     /// Print what this back-end can do (JSON, QEMU's conventions) and exit.
     #[arg(long)]
     pub print_capabilities: bool,
+
+    /// The `[table]` of the configuration file.
+    #[arg(skip)]
+    pub table_section: Option<TableSpec>,
 }
 
 /// On or off.
@@ -129,7 +157,8 @@ pub enum Switch {
 }
 
 /// Least important messages that are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Nothing.
     Off,
@@ -150,22 +179,43 @@ impl Options {
     pub fn all_paths(&self) -> Vec<PathBuf> {
         self.paths.iter().chain(&self.blk_file).cloned().collect()
     }
+}
 
+impl Level {
     /// The level as the `log` crate has it.
-    pub fn log_level(&self) -> log::LevelFilter {
-        match self.log_level {
-            Level::Off => log::LevelFilter::Off,
-            Level::Error => log::LevelFilter::Error,
-            Level::Warn => log::LevelFilter::Warn,
-            Level::Info => log::LevelFilter::Info,
-            Level::Debug => log::LevelFilter::Debug,
-            Level::Trace => log::LevelFilter::Trace,
+    pub fn filter(self) -> log::LevelFilter {
+        match self {
+            Self::Off => log::LevelFilter::Off,
+            Self::Error => log::LevelFilter::Error,
+            Self::Warn => log::LevelFilter::Warn,
+            Self::Info => log::LevelFilter::Info,
+            Self::Debug => log::LevelFilter::Debug,
+            Self::Trace => log::LevelFilter::Trace,
         }
     }
 }
 
+/// What the program was called for.
+#[derive(Debug, Parser)]
+#[command(name = "polypath", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+pub struct CommandLine {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Option<client::Command>,
+}
+
+/// What the program is to do.
+#[derive(Debug)]
+pub enum Task {
+    /// Serve a disk.
+    Serve(Box<Launch>),
+    /// Something about disks that are served, or about files.
+    Client(Box<client::Command>),
+}
+
 /// Reads the command line of the process. Help and version are printed; a mistake is one line on stderr.
-pub fn parse() -> Result<Options, ExitCode> {
+pub fn parse() -> Result<Task, ExitCode> {
     parse_from(std::env::args_os()).map_err(|error| {
         if error.use_stderr() {
             eprintln!("polypath: {}", one_line(&error));
@@ -177,8 +227,15 @@ pub fn parse() -> Result<Options, ExitCode> {
     })
 }
 
-fn parse_from(args: impl IntoIterator<Item = OsString>) -> Result<Options, clap::Error> {
-    Options::try_parse_from(args)
+fn parse_from(args: impl IntoIterator<Item = OsString>) -> Result<Task, clap::Error> {
+    let matches = CommandLine::command().try_get_matches_from(args)?;
+    let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let given = matches.ids().map(|id| id.as_str()).filter(given).map(str::to_owned).collect();
+    let line = CommandLine::from_arg_matches(&matches)?;
+    Ok(match line.command {
+        Some(command) => Task::Client(Box::new(command)),
+        None => Task::Serve(Box::new(Launch { options: line.options, given })),
+    })
 }
 
 /// clap's message without its usage lines.
@@ -195,33 +252,68 @@ pub fn capabilities() -> serde_json::Value {
     serde_json::json!({ "type": "block", "features": ["read-only", "blk-file"] })
 }
 
-fn parse_queue_size(text: &str) -> Result<u16, String> {
+pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
+    match text.parse::<u16>() {
+        Ok(num) if (1..=NR_QUEUES_MAX).contains(&num) => Ok(num),
+        _ => Err(format!("must be a number from 1 to {NR_QUEUES_MAX}")),
+    }
+}
+
+pub(crate) fn parse_path_depth(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(depth) if (1..=1024).contains(&depth) => Ok(depth),
+        _ => Err("must be a number from 1 to 1024".to_owned()),
+    }
+}
+
+pub(crate) fn parse_poll_us(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(us) if us <= 10_000 => Ok(us),
+        _ => Err("must be a number of us from 0 to 10000".to_owned()),
+    }
+}
+
+pub(crate) fn parse_merge_max(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(kib) if kib <= 16_384 => Ok(kib),
+        _ => Err("must be a number of KiB from 0 to 16384".to_owned()),
+    }
+}
+
+pub(crate) fn parse_path_timeout(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(ms) if (10..=3_600_000).contains(&ms) => Ok(ms),
+        _ => Err("must be a number of ms from 10 to 3600000".to_owned()),
+    }
+}
+
+pub(crate) fn parse_queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         Ok(size) if size.is_power_of_two() && (4..=RING_SIZE_MAX).contains(&size) => Ok(size),
         _ => Err(format!("must be a power of two from 4 to {RING_SIZE_MAX}")),
     }
 }
 
-fn parse_serial(text: &str) -> Result<String, String> {
+pub(crate) fn parse_serial(text: &str) -> Result<String, String> {
     match text.len() {
         0..=ID_BYTES => Ok(text.to_owned()),
         len => Err(format!("is {len} bytes long, at most {ID_BYTES} fit")),
     }
 }
 
-fn parse_selector(text: &str) -> Result<Kind, String> {
+pub(crate) fn parse_selector(text: &str) -> Result<Kind, String> {
     text.parse::<Kind>().map_err(|error| error.to_string())
 }
 
-fn parse_no_path_retry(text: &str) -> Result<NoPathRetry, String> {
+pub(crate) fn parse_no_path_retry(text: &str) -> Result<NoPathRetry, String> {
     text.parse().map_err(|error: polypath_paths::text::NotNoPathRetry| error.to_string())
 }
 
-fn parse_failback(text: &str) -> Result<FailbackPolicy, String> {
+pub(crate) fn parse_failback(text: &str) -> Result<FailbackPolicy, String> {
     text.parse().map_err(|error: polypath_paths::BadFailback| error.to_string())
 }
 
-fn parse_group(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_group(text: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
@@ -232,13 +324,31 @@ fn parse_group(text: &str) -> Result<u32, String> {
     }
 }
 
+pub(crate) fn parse_metrics(text: &str) -> Result<Address, String> {
+    text.parse()
+}
+
+pub(crate) fn parse_user(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::User::from_name(text) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err("no such user".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, String> {
         let args = std::iter::once("polypath").chain(line.split(' ').filter(|w| !w.is_empty()));
-        parse_from(args.map(OsString::from)).map_err(|error| one_line(&error))
+        match parse_from(args.map(OsString::from)).map_err(|error| one_line(&error))? {
+            Task::Serve(launch) => Ok(launch.options),
+            Task::Client(command) => panic!("{command:?}"),
+        }
     }
 
     #[test]

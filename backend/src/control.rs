@@ -10,18 +10,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps as _};
 use polypath_paths::CheckerConfig;
+use polypath_paths::text::TableSpec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::cli::Options;
 use crate::clock;
+use crate::command::Context;
 use crate::command_socket::CommandSocket;
+use crate::config::Launch;
 use crate::disk::Disk;
 use crate::engine::UringEngine;
-use crate::listen::Listener;
-use crate::monitor::{Monitor, MonitorOptions};
+use crate::event_command::EventCommand;
+use crate::events::What;
+use crate::listen::{Access, Listener};
+use crate::metrics::{Metrics, Source};
+use crate::monitor::{Monitor, MonitorOptions, Outcome};
+use crate::running::{RELOAD_TOKEN, Running};
 use crate::session;
 use crate::setup;
+use crate::signals::{self, Signals};
 use crate::vring::RING_SIZE_MAX;
 
 /// How long a stop waits for requests in flight. A path that gives no answer for so long gives none in time for a
@@ -29,9 +36,8 @@ use crate::vring::RING_SIZE_MAX;
 const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Makes the disk and serves it until a signal says stop.
-pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
+pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Result<ExitCode> {
     let bell = Bell::new().context("eventfd")?;
-    let spec = setup::table_spec(&options)?;
     let disk = {
         let bell = bell.clone();
         Arc::new(setup::make_disk(&options, &spec, move || bell.ring())?)
@@ -40,17 +46,33 @@ pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
         "io_uring is not available (kernel.io_uring_disabled, a seccomp profile, or the memlock limit stand against it)",
     )?;
     // Signals are watched before the socket exists: from then on, stopping cleans up.
-    let signals = watch_signals().context("signals")?;
-    let commands = options.control.as_deref().map(CommandSocket::bind).transpose().context("--control")?;
-    let listener = listen(&options)?;
-    log_start(&disk, &listener, &options);
-
-    let monitor = {
+    let signals = signals::watch().context("signals")?;
+    let access = Access { owner: options.control_owner, group: options.control_group };
+    let bind = |path| CommandSocket::bind(path, access, CLIENTS);
+    let commands = options.control.as_deref().map(bind).transpose()?;
+    let event_command =
+        options.event_command.clone().map(EventCommand::start).transpose().context("--event-command")?;
+    let mut monitor = {
         let bell = bell.clone();
         let bell = Arc::new(move || bell.ring());
         Monitor::new(Arc::clone(&disk), spec, monitor_options(&options), bell, clock::now_ns())
     };
-    let control = Control::new(disk, listener.socket().try_clone()?, signals, monitor, commands, bell)?;
+    let source = Source {
+        disk: Arc::clone(&disk),
+        events: monitor.events().counts(),
+        started_s: jiff::Timestamp::now().as_second(),
+    };
+    let _metrics = options.metrics.as_ref().map(|address| Metrics::serve(address, source)).transpose()?;
+    let listener = listen(&options)?;
+    log_start(&disk, &listener, &options);
+
+    let running = {
+        let bell = bell.clone();
+        Running::new(launch, options, listener.name(), Arc::new(move || bell.ring()))
+    };
+    let listening = listener.socket().try_clone()?;
+    let mut control = Control::new(disk, listening, signals, monitor, running, commands, bell)?;
+    control.event_command = event_command;
     let control = Arc::new(Mutex::new(control));
     let mut events: EventManager<Arc<Mutex<dyn MutEventSubscriber>>> =
         EventManager::new().map_err(|e| anyhow!("event loop: {e}"))?;
@@ -60,10 +82,12 @@ pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
         events.run_with_timeout(wait_ms).map_err(|e| anyhow!("event loop: {e}"))?;
         let Ok(mut control) = control.lock() else { bail!("the control loop panicked") };
         if control.stopped() {
+            control.say_goodbye();
             break;
         }
         if control.is_overdue() {
             log::error!("stopped with requests in flight: no path answered within {STOP_WAIT_MAX:?}");
+            control.say_goodbye();
             drop(listener);
             return Ok(ExitCode::FAILURE);
         }
@@ -72,20 +96,6 @@ pub fn serve(options: Options) -> anyhow::Result<ExitCode> {
     drop(listener);
     log::info!("stopped");
     Ok(ExitCode::SUCCESS)
-}
-
-fn watch_signals() -> std::io::Result<UnixStream> {
-    let (signals, sender) = UnixStream::pair()?;
-    signals.set_nonblocking(true)?;
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
-    }
-    // By default these would end the process without a word.
-    let ignored = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    for signal in [SIGUSR1, SIGUSR2] {
-        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
-    }
-    Ok(signals)
 }
 
 fn monitor_options(options: &Options) -> MonitorOptions {
@@ -140,6 +150,7 @@ const SIGNALS: u32 = 1;
 const ENDED: u32 = 2;
 const BELL: u32 = 3;
 const COMMANDS: u32 = 4;
+const RELOAD: u32 = 5;
 /// Clients of the command socket have the numbers from here on.
 const CLIENTS: u32 = 1 << 16;
 
@@ -167,7 +178,7 @@ impl Bell {
 struct Control {
     disk: Arc<Disk>,
     listener: UnixListener,
-    signals: UnixStream,
+    signals: Signals,
     /// Rung by a session that has ended.
     ended: OwnedFd,
     session: Option<RunningSession>,
@@ -175,7 +186,9 @@ struct Control {
     next: Option<UnixStream>,
     stopping_since: Option<Instant>,
     monitor: Monitor,
+    running: Running,
     commands: Option<CommandSocket>,
+    event_command: Option<EventCommand>,
     bell: Bell,
 }
 
@@ -189,8 +202,9 @@ impl Control {
     fn new(
         disk: Arc<Disk>,
         listener: UnixListener,
-        signals: UnixStream,
+        signals: Signals,
         monitor: Monitor,
+        running: Running,
         commands: Option<CommandSocket>,
         bell: Bell,
     ) -> anyhow::Result<Self> {
@@ -205,7 +219,9 @@ impl Control {
             next: None,
             stopping_since: None,
             monitor,
+            running,
             commands,
+            event_command: None,
             bell,
         })
     }
@@ -214,11 +230,52 @@ impl Control {
     fn tick(&mut self) -> i32 {
         let now_ns = clock::now_ns();
         let next_ns = self.monitor.tick(now_ns);
-        if let Some(commands) = &mut self.commands {
-            commands.answer(self.monitor.take_answers());
+        let (reloaded, reload_ns) = self.running.tick(&mut self.monitor, now_ns);
+        self.pass_on(reloaded);
+        if self.running.stop_asked {
+            self.stop("by a command");
         }
+        if self.commands.as_ref().is_some_and(CommandSocket::is_unsettled) {
+            // What to watch for can be told to the event loop only while it passes on an event.
+            self.bell.ring();
+        }
+        let next_ns = next_ns.min(reload_ns);
         let wait_ms = next_ns.saturating_sub(clock::now_ns()).div_ceil(1_000_000).min(WAIT_MS_MAX);
         i32::try_from(wait_ms).unwrap_or(0)
+    }
+
+    /// Gives clients their answers, and whoever follows what has happened.
+    fn pass_on(&mut self, reloaded: Option<(u64, Outcome)>) {
+        let mut answers = self.monitor.take_answers();
+        if let Some(at) = answers.iter().position(|(token, _)| *token == RELOAD_TOKEN) {
+            let (_, outcome) = answers.swap_remove(at);
+            answers.extend(self.running.table_replaced(&mut self.monitor, outcome));
+        }
+        answers.extend(reloaded);
+        let events = self.monitor.events().take_fresh();
+        if let Some(commands) = &mut self.commands {
+            commands.answer(answers);
+            commands.tell(&events);
+        }
+        if let Some(event_command) = &mut self.event_command {
+            event_command.tell(&events);
+        }
+    }
+
+    /// The last words before the process ends.
+    fn say_goodbye(&mut self) {
+        self.pass_on(None);
+        if let Some(commands) = &mut self.commands {
+            commands.give_up();
+        }
+    }
+
+    fn reload(&mut self) {
+        let mut bytes = [0; 64];
+        while rustix::io::read(&self.signals.reload, &mut bytes).is_ok_and(|n| n != 0) {}
+        if let Err(error) = self.running.reload(&mut self.monitor, None, clock::now_ns()) {
+            log::warn!("SIGHUP: {error:#}");
+        }
     }
 
     fn stopped(&self) -> bool {
@@ -257,7 +314,10 @@ impl Control {
 
     fn start_session(&mut self, stream: UnixStream) {
         match self.try_start_session(stream) {
-            Ok(session) => self.session = Some(session),
+            Ok(session) => {
+                self.session = Some(session);
+                self.running.front_end_came(&mut self.monitor);
+            }
             Err(error) => log::error!("cannot serve a front-end: {error}"),
         }
     }
@@ -283,17 +343,19 @@ impl Control {
             log::error!("a session's thread panicked");
             std::process::abort();
         }
+        self.running.front_end_went(&mut self.monitor);
         if let (Some(stream), None) = (self.next.take(), self.stopping_since) {
             self.start_session(stream);
         }
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self, reason: &str) {
         let mut bytes = [0; 64];
-        while rustix::io::read(&self.signals, &mut bytes).is_ok_and(|n| n != 0) {}
+        while rustix::io::read(&self.signals.stop, &mut bytes).is_ok_and(|n| n != 0) {}
         if self.stopping_since.is_some() {
             return;
         }
+        self.monitor.events().note(What::Stopping { reason: reason.to_owned() });
         log::info!("stopping: requests in flight are finished first");
         self.stopping_since = Some(Instant::now());
         self.next = None;
@@ -316,36 +378,34 @@ impl MutEventSubscriber for Control {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             LISTENER => self.accept(),
-            SIGNALS => self.stop(),
+            SIGNALS => self.stop("by a signal"),
+            RELOAD => self.reload(),
             ENDED => self.session_ended(),
             // What it rings for is done by the tick that follows every event.
             BELL => self.bell.silence(),
             COMMANDS => {
                 if let Some(commands) = &mut self.commands {
-                    for (fd, client) in commands.accept() {
-                        let watched = Events::with_data_raw(fd, CLIENTS + client, EventSet::IN);
-                        if let Err(error) = ops.add(watched) {
-                            log::error!("event loop: {error}");
-                        }
-                    }
+                    commands.accept(ops);
                 }
             }
             client if client >= CLIENTS => {
-                if let Some(commands) = &mut self.commands
-                    && let Some(fd) = commands.read(client - CLIENTS, &mut self.monitor, clock::now_ns())
-                {
-                    let _ = ops.remove(Events::empty_raw(fd));
-                    commands.close(client - CLIENTS);
+                if let Some(commands) = &mut self.commands {
+                    let (monitor, running, now_ns) = (&mut self.monitor, &mut self.running, clock::now_ns());
+                    commands.ready(client, events.event_set(), &mut Context { monitor, running, now_ns });
                 }
             }
             _ => {}
         }
+        if let Some(commands) = &mut self.commands {
+            commands.settle(ops);
+        }
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let watched: [(RawFd, u32); 4] = [
+        let watched: [(RawFd, u32); 5] = [
             (self.listener.as_raw_fd(), LISTENER),
-            (self.signals.as_raw_fd(), SIGNALS),
+            (self.signals.stop.as_raw_fd(), SIGNALS),
+            (self.signals.reload.as_raw_fd(), RELOAD),
             (self.ended.as_raw_fd(), ENDED),
             (self.bell.0.as_raw_fd(), BELL),
         ];

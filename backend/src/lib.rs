@@ -5,28 +5,38 @@
 //! the answer comes back the same way. [`control`] accepts front-ends, [`session`] speaks vhost-user with one of them.
 
 pub mod back_channel;
+mod check;
 pub mod cli;
+pub mod client;
 pub mod clock;
+mod command;
 mod command_socket;
+pub mod config;
 pub mod control;
 mod crash;
 pub mod dirty_log;
 pub mod disk;
 pub mod dispatch;
 pub mod engine;
+mod event_command;
+pub mod events;
 pub mod gather;
 pub mod inflight;
 pub mod lane;
 pub mod listen;
+pub mod logging;
 pub mod memory;
 pub mod merge;
+pub mod metrics;
 pub mod monitor;
 mod probe;
 mod protocol;
 pub mod request;
+pub mod running;
 pub mod session;
 pub mod setup;
 pub mod shared_area;
+mod signals;
 #[cfg(test)]
 mod sim;
 pub mod stats;

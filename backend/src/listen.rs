@@ -26,11 +26,25 @@ pub struct Listener {
     file: Option<(PathBuf, (u64, u64))>,
 }
 
+/// Who may connect beside the own user.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access {
+    /// The socket belongs to this user.
+    pub owner: Option<u32>,
+    /// This group may connect as well.
+    pub group: Option<u32>,
+}
+
 impl Listener {
     /// Binds `path`, open to the own user, and to `group` if given. A dead socket is replaced; a living one, or
     /// anything else by that name, is not touched.
     pub fn bind(path: &Path, group: Option<u32>) -> anyhow::Result<Self> {
-        let option = || format!("--socket-path {}", path.display());
+        Self::bind_for("--socket-path", path, Access { owner: None, group })
+    }
+
+    /// The same for another option, whose name is part of its errors.
+    pub fn bind_for(option: &str, path: &Path, access: Access) -> anyhow::Result<Self> {
+        let option = || format!("{option} {}", path.display());
         if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             bail!("{}: longer than {SOCKET_PATH_BYTES_MAX} bytes", option());
         }
@@ -40,6 +54,11 @@ impl Listener {
         let socket = UnixListener::bind(path);
         umask(old);
         let socket = socket.with_context(option)?;
+        let Access { owner, group } = access;
+        if let Some(owner) = owner {
+            std::os::unix::fs::chown(path, Some(owner), None)
+                .with_context(|| format!("{}: cannot give it to user {owner}", option()))?;
+        }
         if let Some(group) = group {
             std::os::unix::fs::chown(path, None, Some(group))
                 .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o660)))

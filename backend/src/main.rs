@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use polypath::{cli, control};
+use polypath::cli::{self, Task};
+use polypath::{client, control, logging};
 
 fn main() -> ExitCode {
     match run() {
@@ -20,14 +21,12 @@ fn run() -> anyhow::Result<ExitCode> {
         println!("{}", cli::capabilities());
         return Ok(ExitCode::SUCCESS);
     }
-    let options = match cli::parse() {
-        Ok(options) => options,
+    let launch = match cli::parse() {
+        Ok(Task::Serve(launch)) => launch,
+        Ok(Task::Client(command)) => return Ok(client::run(*command)),
         Err(exit) => return Ok(exit),
     };
-    env_logger::Builder::new()
-        .filter_level(options.log_level())
-        .parse_env("POLYPATH_LOG")
-        .format_target(false)
-        .init();
-    control::serve(options)
+    let (options, spec) = launch.resolve()?;
+    logging::start(options.log_level);
+    control::serve(*launch, options, spec)
 }

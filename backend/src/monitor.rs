@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use polypath_paths::text::{TableSpec, TableStatus};
 use polypath_paths::{
-    Checker, CheckerConfig, CheckerVerdict, FailOutcome, Failback, FailbackPolicy, Group, Identity, Limits,
-    OpenOptions, Path, Table,
+    Checker, CheckerConfig, CheckerVerdict, Failback, FailbackPolicy, Group, Identity, Limits, OpenOptions,
+    Path, Table,
 };
 use polypath_selector::PathArgs;
+use serde_json::Value;
 
 use crate::disk::Disk;
 use crate::dispatch;
+use crate::events::{Events, What};
 use crate::gather;
 use crate::probe::{self, Expected, ProbeResult};
 use crate::status::{self, PathDetails};
@@ -43,15 +45,34 @@ struct Watched {
     identity: Identity,
     /// Why the path was last refused, so that it is said once.
     refused: Option<String>,
+    /// What the last probe met.
     last_error: Option<String>,
+    /// Why it was taken out.
+    reason: Option<String>,
+    /// Since when it is active, or failed, in ns.
+    since_ns: u64,
+    /// Its failure has been noted already, by whoever found it.
+    is_noted: bool,
     /// The probe that is under way: the answer of another one (to an earlier path of the name) is not its.
     probe_id: u64,
+}
+
+/// What became of a command that took time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done; what there is to say of it.
+    Done(Value),
+    /// It is not done, and why.
+    Refused(String),
+    /// Its time is over, and what that means.
+    TimedOut(String),
 }
 
 /// A path on its way in, and who asked for it.
 #[derive(Debug)]
 struct Adding {
     id: u64,
+    since_ns: u64,
     until_ns: u64,
     group: usize,
     args: PathArgs,
@@ -64,8 +85,17 @@ struct Closing {
     path: Arc<Path>,
     /// A probe that was under way: it may have opened the path anew.
     probe_id: u64,
+    since_ns: u64,
     /// Who waits for it, and until when at the latest.
     waiting: Option<(u64, u64)>,
+}
+
+/// A path that was closed: since when it was on its way out, and who waits for it.
+#[derive(Debug)]
+struct Closed {
+    name: String,
+    since_ns: u64,
+    token: Option<u64>,
 }
 
 /// The watch over one disk's paths.
@@ -76,18 +106,22 @@ pub struct Monitor {
     options: MonitorOptions,
     watched: BTreeMap<PathBuf, Watched>,
     adding: BTreeMap<PathBuf, Adding>,
+    replacing: Option<replace::Replacing>,
     closing: Vec<Closing>,
     next_id: u64,
     /// Probes that have not answered.
     probes_out: BTreeSet<u64>,
-    /// Answers to commands that took time: token, text.
-    answers: Vec<(u64, String)>,
+    /// Answers to commands that took time, by their tokens.
+    answers: Vec<(u64, Outcome)>,
+    events: Events,
+    /// Since when requests are held, in ns.
+    held_since_ns: Option<u64>,
     failback: Failback,
     results: mpsc::Receiver<ProbeResult>,
     results_in: mpsc::Sender<ProbeResult>,
-    /// Paths that were closed: who waits for it.
-    closed: mpsc::Receiver<Option<u64>>,
-    closed_in: mpsc::Sender<Option<u64>>,
+    /// Paths that were closed.
+    closed: mpsc::Receiver<Closed>,
+    closed_in: mpsc::Sender<Closed>,
     /// Rings the control loop.
     bell: Arc<dyn Fn() + Send + Sync>,
     /// What every path has to be.
@@ -122,20 +156,18 @@ impl Monitor {
         let (results_in, results) = mpsc::channel();
         let (closed_in, closed) = mpsc::channel();
         let watched = |path: &Arc<Path>| {
-            let checker = Checker::new(options.checker, now_ns);
-            let identity = path.identity().clone();
-            (
-                path.name().to_owned(),
-                Watched { checker, identity, refused: None, last_error: None, probe_id: 0 },
-            )
+            (path.name().to_owned(), Watched::new(options.checker, path.identity().clone(), now_ns))
         };
         Self {
             watched: table.paths().iter().map(watched).collect(),
             adding: BTreeMap::new(),
+            replacing: None,
             closing: Vec::new(),
             next_id: 1,
             probes_out: BTreeSet::new(),
             answers: Vec::new(),
+            events: Events::default(),
+            held_since_ns: None,
             failback: Failback::new(options.failback),
             results,
             results_in,
@@ -162,19 +194,41 @@ impl Monitor {
     /// What is running.
     pub fn status(&self, now_ns: u64) -> TableStatus {
         let table = self.disk.table().load();
-        let details = |name: &StdPath| {
-            let watched = self.watched.get(name)?;
-            Some(PathDetails {
-                last_error: watched.last_error.clone(),
-                failed_by_operator: watched.checker.is_failed_by_operator(),
-                quarantined_until_ns: watched.checker.quarantined_until_ns(now_ns),
-            })
-        };
+        let details = |name: &StdPath| self.details(name, now_ns);
         status::of(&self.spec, &table, details, now_ns)
     }
 
-    /// Answers that have become ready: the token of the command, and the text.
-    pub fn take_answers(&mut self) -> Vec<(u64, String)> {
+    /// What only the monitor knows of a path.
+    pub(crate) fn details(&self, name: &StdPath, now_ns: u64) -> Option<PathDetails> {
+        let watched = self.watched.get(name)?;
+        Some(PathDetails {
+            last_error: watched.last_error.clone(),
+            reason: watched.reason.clone(),
+            failed_by_operator: watched.checker.is_failed_by_operator(),
+            quarantined_until_ns: watched.checker.quarantined_until_ns(now_ns),
+            since_ns: watched.since_ns,
+            refused: watched.refused.clone(),
+            next_probe_ns: watched.checker.next_ns(),
+        })
+    }
+
+    /// The table as it was asked for.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// How it works now.
+    pub fn options(&self) -> &MonitorOptions {
+        &self.options
+    }
+
+    /// What happened.
+    pub fn events(&mut self) -> &mut Events {
+        &mut self.events
+    }
+
+    /// Answers that have become ready: the token of the command, and what became of it.
+    pub fn take_answers(&mut self) -> Vec<(u64, Outcome)> {
         std::mem::take(&mut self.answers)
     }
 
@@ -188,11 +242,15 @@ impl Monitor {
         let next_ns = self.find_hung(&table, now_ns);
         let next_ns = next_ns.min(self.run_checkers(&table, now_ns));
         self.note_group(&table, now_ns);
+        let next_ns = next_ns.min(self.note_held(now_ns));
         if self.failback.is_due(now_ns) {
             self.fail_back(&table);
         }
         let next_ns = next_ns.min(self.failback.next_ns().unwrap_or(u64::MAX));
-        let next_ns = next_ns.min(self.close_unused(now_ns)).min(self.give_up_adding(now_ns));
+        let next_ns = next_ns
+            .min(self.close_unused(now_ns))
+            .min(self.give_up_adding(now_ns))
+            .min(self.give_up_replacing(now_ns));
         let epoch = self.disk.map().epoch();
         if epoch != self.seen_epoch {
             self.seen_epoch = epoch;
@@ -204,13 +262,21 @@ impl Monitor {
 
     /// Takes notice of paths that workers took out.
     fn note_failures(&mut self, table: &Table, now_ns: u64) {
-        for path in table.paths() {
+        for (index, path) in table.paths().iter().enumerate() {
             let Some(watched) = self.watched.get_mut(path.name()) else { continue };
             if !path.is_active() && watched.checker.is_active() {
+                let why = match path.last_errno() {
+                    Some(errno) => format!("{:?}", nix::errno::Errno::from_raw(errno)),
+                    None => "an I/O error".to_owned(),
+                };
+                let group = table.group_of(index);
+                watched.note_failed(path, group, &why, table.nr_active(), now_ns, &mut self.events);
                 watched.checker.failed(now_ns);
                 if let Some(until_ns) = watched.checker.quarantined_until_ns(now_ns) {
                     let hold_s = (until_ns - now_ns) / 1_000_000_000;
                     log::warn!("path quarantined: path={} seconds={hold_s}", path.name().display());
+                    let path = path.name().display().to_string();
+                    self.events.note(What::PathQuarantined { path, seconds: hold_s });
                 }
                 self.failback.path_failed();
             }
@@ -228,7 +294,7 @@ impl Monitor {
         for (index, path) in table.paths().iter().enumerate() {
             let Some(watched) = self.watched.get_mut(path.name()) else { continue };
             if watched.checker.check_overdue(now_ns) == CheckerVerdict::Fail {
-                fail(table, index, watched, "its probe gives no answer", now_ns);
+                watched.fail(table, index, "its probe gives no answer", now_ns, &mut self.events);
             }
             if watched.checker.is_due(now_ns) {
                 watched.checker.begin(now_ns);
@@ -261,6 +327,7 @@ impl Monitor {
 
     fn probe_ended(&mut self, result: ProbeResult, now_ns: u64) {
         self.probes_out.remove(&result.id);
+        let Some(result) = self.replacing_opened(result, now_ns) else { return };
         if self.adding.get(&result.name).is_some_and(|adding| adding.id == result.id)
             && let Some(adding) = self.adding.remove(&result.name)
         {
@@ -278,10 +345,12 @@ impl Monitor {
             Err(why) => {
                 if why.starts_with("refused") && watched.refused.as_ref() != Some(&why) {
                     log::error!("path {why}: path={}", result.name.display());
+                    let path = result.name.display().to_string();
+                    self.events.note(What::IdentityRefused { path, reason: why.clone() });
                     watched.refused = Some(why.clone());
                 }
                 if watched.checker.end(now_ns, false, is_last) == CheckerVerdict::Fail {
-                    fail(&table, index, watched, &why, now_ns);
+                    watched.fail(&table, index, &why, now_ns, &mut self.events);
                 }
                 watched.last_error = Some(why);
                 return;
@@ -302,7 +371,12 @@ impl Monitor {
         }
         let name = new.name().to_owned();
         if let Some(old) = table.paths().iter().find(|p| p.name() == name) {
-            self.closing.push(Closing { path: Arc::clone(old), probe_id: 0, waiting: None });
+            self.closing.push(Closing {
+                path: Arc::clone(old),
+                probe_id: 0,
+                since_ns: now_ns,
+                waiting: None,
+            });
         }
         let groups = replaced(table.groups(), &name, &new);
         let Some(group) = groups.iter().position(|g| g.paths.iter().any(|(p, _)| Arc::ptr_eq(p, &new)))
@@ -315,11 +389,16 @@ impl Monitor {
             return;
         }
         let table = self.disk.table().load();
+        let (nr_active, mut failed_ms) = (table.nr_active(), 0);
         if let Some(watched) = self.watched.get_mut(&name) {
             watched.checker.reinstated(now_ns);
-            (watched.refused, watched.last_error) = (None, None);
+            (watched.refused, watched.last_error, watched.reason) = (None, None, None);
+            watched.is_noted = false;
+            failed_ms = now_ns.saturating_sub(watched.since_ns) / 1_000_000;
+            watched.since_ns = now_ns;
         }
-        let nr_active = table.nr_active();
+        let path = name.display().to_string();
+        self.events.note(What::PathReinstated { path, group: group + 1, failed_ms, nr_active });
         log::info!("path reinstated: path={} group={} active={nr_active}", name.display(), group + 1);
         if let Some(best) = table.best_group()
             && self.failback.path_up(now_ns, group, first, best, table.map().current_group())
@@ -355,6 +434,8 @@ impl Monitor {
         watched.checker.rejected(now_ns);
         if watched.refused.as_ref() != Some(&why) {
             log::error!("path refused: path={} reason={why}", new.name().display());
+            let path = new.name().display().to_string();
+            self.events.note(What::IdentityRefused { path, reason: why.clone() });
         }
         watched.last_error = Some(why.clone());
         watched.refused = Some(why);
@@ -367,7 +448,10 @@ impl Monitor {
         // Each path was proved when it was opened.
         let table = Table::with_limits(groups, map, limits, true)?;
         dispatch::check_selectors(&table)?;
+        let (nr_groups, nr_paths, nr_active) = (table.groups().len(), table.paths().len(), table.nr_active());
         self.disk.table().publish(table);
+        log::info!("table published: groups={nr_groups} paths={nr_paths} active={nr_active}");
+        self.events.note(What::TablePublished { nr_groups, nr_paths, nr_active });
         Ok(())
     }
 
@@ -376,10 +460,14 @@ impl Monitor {
         if group != self.group_seen {
             let number = |g: Option<usize>| g.map_or_else(|| "none".to_owned(), |g| (g + 1).to_string());
             log::warn!("group switched: from={} to={}", number(self.group_seen), number(group));
+            let (from, to) = (self.group_seen.map(|g| g + 1), group.map(|g| g + 1));
+            self.events.note(What::GroupSwitched { from, to });
             if group.is_none() {
                 // Whatever was held back is needed now.
                 self.watched.values_mut().for_each(|watched| watched.checker.suspected(now_ns));
                 log::error!("no path: requests are held, no_path_retry={}", self.disk.map().no_path_retry());
+                let no_path_retry = self.disk.map().no_path_retry().to_string();
+                self.events.note(What::NoPath { no_path_retry });
             }
             self.group_seen = group;
         }
@@ -390,16 +478,6 @@ impl Monitor {
             table.switch_group(Some(best));
         }
     }
-}
-
-/// Takes a path out for a reason that no request met.
-fn fail(table: &Table, index: usize, watched: &mut Watched, why: &str, now_ns: u64) {
-    if let FailOutcome::Failed { nr_active } = table.fail_path(index, now_ns) {
-        let name = table.paths()[index].name().display();
-        let group = table.group_of(index) + 1;
-        log::warn!("path failed: path={name} group={group} reason={why} active={nr_active}");
-    }
-    watched.checker.failed(now_ns);
 }
 
 /// The groups with another descriptor for the path of this name.
@@ -415,3 +493,5 @@ fn replaced(groups: &[Group], name: &StdPath, new: &Arc<Path>) -> Vec<Group> {
 
 mod change;
 mod hang;
+mod note;
+mod replace;

@@ -108,7 +108,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("probe".into()).stack_size(128 << 10).spawn(run).map(drop)
 }
 
-fn read_block(path: &Path) -> Result<(), String> {
+pub(crate) fn read_block(path: &Path) -> Result<(), String> {
     let limits = path.limits();
     if limits.kind.is_null() {
         return Ok(());

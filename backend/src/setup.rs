@@ -35,10 +35,12 @@ pub fn table_spec(options: &Options) -> anyhow::Result<TableSpec> {
         } else {
             TableSpec::parse_toml(&text).with_context(option)?
         }
+    } else if let (Some(section), []) = (&options.table_section, options.all_paths().as_slice()) {
+        section.clone()
     } else {
         let names = options.all_paths();
         if names.is_empty() {
-            bail!("--path PATH (or --table, --table-file) is needed");
+            bail!("--path PATH (or --table, --table-file, --config) is needed");
         }
         let mut seen = HashSet::new();
         if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {

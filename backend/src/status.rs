@@ -11,8 +11,15 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Default)]
 pub(crate) struct PathDetails {
     pub last_error: Option<String>,
+    /// Why it was taken out.
+    pub reason: Option<String>,
     pub failed_by_operator: bool,
     pub quarantined_until_ns: Option<u64>,
+    /// Since when it is active, or failed.
+    pub since_ns: u64,
+    /// Why it is not used although it answers.
+    pub refused: Option<String>,
+    pub next_probe_ns: Option<u64>,
 }
 
 /// The status of `table`, which was asked for as `spec`.

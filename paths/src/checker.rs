@@ -85,6 +85,11 @@ impl Checker {
         }
     }
 
+    /// Works by other times from now on.
+    pub fn set_config(&mut self, config: CheckerConfig) {
+        self.config = config;
+    }
+
     /// Whether the checker takes the path for active.
     pub fn is_active(&self) -> bool {
         self.active

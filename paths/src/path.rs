@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use crate::identity::Identity;
 use crate::ledger::Ledger;
@@ -34,6 +34,8 @@ pub struct Path {
     identity: Identity,
     failed: AtomicBool,
     suspected: AtomicBool,
+    /// Of the error that it was last blamed for; 0: none.
+    last_errno: AtomicI32,
     gauges: Gauges,
     nr_workers: usize,
     lasting: Arc<Lasting>,
@@ -66,6 +68,7 @@ impl Path {
             identity,
             failed: AtomicBool::new(false),
             suspected: AtomicBool::new(false),
+            last_errno: AtomicI32::new(0),
             gauges: Gauges::new(nr_workers),
             nr_workers,
             lasting,
@@ -130,6 +133,16 @@ impl Path {
     /// An error here may be the request's own fault: the path is to be probed.
     pub fn suspect(&self) {
         self.suspected.store(true, Ordering::Release);
+    }
+
+    /// A request on this path met an error that the path is blamed for. To be said before the path is taken out for it.
+    pub fn note_errno(&self, errno: i32) {
+        self.last_errno.store(errno, Ordering::Release);
+    }
+
+    /// The error that the path was last blamed for.
+    pub fn last_errno(&self) -> Option<i32> {
+        Some(self.last_errno.load(Ordering::Acquire)).filter(|errno| *errno != 0)
     }
 
     /// Whether the path was suspected since the last time this was asked.

@@ -135,6 +135,29 @@ impl Control {
         }
     }
 
+    /// The next line, which must be a JSON object; `None` if it does not come within `timeout`.
+    pub fn object_within(&mut self, timeout: Duration) -> Result<Option<Value>> {
+        let line = self.line(Instant::now() + timeout)?;
+        line.map(|line| serde_json::from_str(&line).with_context(|| format!("not an object: {line}")))
+            .transpose()
+    }
+
+    /// A question in JSON: the whole answer.
+    pub fn ask_json(&mut self, question: &Value) -> Result<Value> {
+        self.send(&question.to_string())?;
+        self.object_within(self.timeout)?
+            .with_context(|| format!("no answer to {question} in {:?}", self.timeout))
+    }
+
+    /// A question in JSON that must have a result.
+    pub fn result(&mut self, question: Value) -> Result<Value> {
+        let mut answer = self.ask_json(&question)?;
+        if answer["ok"] != true {
+            bail!("{question} was refused: {answer}");
+        }
+        Ok(answer["result"].take())
+    }
+
     /// What is running.
     pub fn json(&mut self) -> Result<Status> {
         Ok(Status(serde_json::from_str(&self.run("json")?).context("the answer to `json`")?))

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use polypath_paths::text::NoPathRetry;
-use polypath_paths::{Checker, Group, Path};
-use polypath_selector::PathArgs;
+use polypath_paths::{Group, Path};
+use polypath_selector::{GroupArgs, Kind, PathArgs};
+use serde_json::json;
 
-use super::{Adding, Closing, Monitor, Watched, ns};
+use super::{Adding, Closed, Closing, Monitor, Outcome, Watched, ns};
+use crate::events::What;
 use crate::probe::{self, Expected, ProbeResult};
 
 /// How often a removed path is looked at while it is still in use.
@@ -29,12 +31,19 @@ impl Monitor {
 
     /// `fail_path`: out, in every group it is in, until the operator puts it back.
     pub fn fail_path(&mut self, name: &StdPath, now_ns: u64) -> anyhow::Result<()> {
-        self.known(name)?.checker.fail_by_operator(now_ns);
+        self.known(name)?;
         let table = self.disk.table().load();
         for (index, path) in table.paths().iter().enumerate() {
             if path.name() == name {
                 table.fail_path(index, now_ns);
             }
+        }
+        if let Some(watched) = self.watched.get_mut(name)
+            && let Some(index) = table.paths().iter().position(|path| path.name() == name)
+        {
+            let (path, group) = (&table.paths()[index], table.group_of(index));
+            watched.note_failed(path, group, "by the operator", table.nr_active(), now_ns, &mut self.events);
+            watched.checker.fail_by_operator(now_ns);
         }
         log::warn!("path failed: path={} reason=operator active={}", name.display(), table.nr_active());
         self.failback.path_failed();
@@ -93,6 +102,13 @@ impl Monitor {
     /// `queue_if_no_path`, `fail_if_no_path`, or a time.
     pub fn set_no_path_retry(&mut self, policy: NoPathRetry) {
         self.disk.map().set_no_path_retry(policy);
+        self.setting_changed("no_path_retry", policy);
+    }
+
+    pub(super) fn setting_changed(&mut self, setting: &str, value: impl ToString) {
+        let value = value.to_string();
+        log::info!("setting changed: {setting}={value}");
+        self.events.note(What::SettingChanged { setting: setting.to_owned(), value });
     }
 
     /// Adds a path to a group (a new one, if it is the number after the last). The answer comes later, under `token`.
@@ -135,7 +151,8 @@ impl Monitor {
             move || bell(),
         )?;
         let until_ns = now_ns + ns(self.options.path_timeout);
-        self.adding.insert(name, Adding { id, until_ns, group: group_number - 1, args, token });
+        self.adding
+            .insert(name, Adding { id, since_ns: now_ns, until_ns, group: group_number - 1, args, token });
         Ok(())
     }
 
@@ -144,11 +161,17 @@ impl Monitor {
         let answer = match self.try_add(result, &adding, now_ns) {
             Ok(()) => {
                 log::info!("path added: path={} group={}", name.display(), adding.group + 1);
-                "ok".to_owned()
+                let (path, nr_active) = (name.display().to_string(), self.disk.table().load().nr_active());
+                self.events.note(What::PathAdded { path, group: adding.group + 1, nr_active });
+                Outcome::Done(json!({ "took_ms": now_ns.saturating_sub(adding.since_ns) / 1_000_000 }))
             }
             Err(error) => {
                 log::error!("path refused: path={} reason={error:#}", name.display());
-                format!("error: path {}: {error:#}", name.display())
+                let reason = format!("{error:#}");
+                if reason.starts_with("refused") {
+                    self.events.note(What::IdentityRefused { path: name.display().to_string(), reason });
+                }
+                Outcome::Refused(format!("path {}: {error:#}", name.display()))
             }
         };
         self.answers.push((adding.token, answer));
@@ -172,10 +195,8 @@ impl Monitor {
         {
             self.fail_back(&table);
         }
-        let checker = Checker::new(self.options.checker, now_ns);
-        let identity = path.identity().clone();
-        self.watched
-            .insert(result.name, Watched { checker, identity, refused: None, last_error: None, probe_id: 0 });
+        let watched = Watched::new(self.options.checker, path.identity().clone(), now_ns);
+        self.watched.insert(result.name, watched);
         Ok(())
     }
 
@@ -188,7 +209,10 @@ impl Monitor {
                 let ms = timeout.as_millis();
                 answers.push((
                     adding.token,
-                    format!("error: path {}: gives no answer within {ms} ms", name.display()),
+                    Outcome::TimedOut(format!(
+                        "path {}: gives no answer within {ms} ms; it is not added",
+                        name.display()
+                    )),
                 ));
             }
             in_time
@@ -226,8 +250,10 @@ impl Monitor {
         table.switch_group(group);
         let probe_id = self.watched.remove(name).map_or(0, |watched| watched.probe_id);
         log::info!("path removed: path={} active={}", name.display(), table.nr_active());
+        let nr_active = table.nr_active();
+        self.events.note(What::PathRemoved { path: name.display().to_string(), nr_active });
         let until_ns = now_ns + ns(self.options.path_timeout);
-        self.closing.push(Closing { path, probe_id, waiting: Some((token, until_ns)) });
+        self.closing.push(Closing { path, probe_id, since_ns: now_ns, waiting: Some((token, until_ns)) });
         Ok(())
     }
 
@@ -243,17 +269,17 @@ impl Monitor {
                     let name = closing.path.name().display();
                     let why =
                         "is out of the table but has requests that do not end; it is closed when they do";
-                    self.answers.push((token, format!("error: path {name}: {why}")));
+                    self.answers.push((token, Outcome::TimedOut(format!("path {name}: {why}"))));
                     closing.waiting = None;
                 }
                 in_use.push(closing);
                 continue;
             }
             let (name, token) = (closing.path.name().display().to_string(), closing.waiting.map(|(t, _)| t));
-            let (closed, bell) = (self.closed_in.clone(), Arc::clone(&self.bell));
+            let (closed, bell, since_ns) = (self.closed_in.clone(), Arc::clone(&self.bell), closing.since_ns);
             let begun = probe::close(closing.path, move || {
                 log::info!("path closed: path={name}");
-                let _ = closed.send(token);
+                let _ = closed.send(Closed { name, since_ns, token });
                 bell();
             });
             if let Err(error) = begun {
@@ -261,8 +287,14 @@ impl Monitor {
             }
         }
         self.closing = in_use;
-        while let Ok(token) = self.closed.try_recv() {
-            self.answers.extend(token.map(|token| (token, "ok".to_owned())));
+        while let Ok(Closed { name, since_ns, token }) = self.closed.try_recv() {
+            // A path that came back has got another descriptor: that the old one is closed is of no interest.
+            if !self.watched.contains_key(StdPath::new(&name)) {
+                self.events.note(What::PathClosed { path: name });
+            }
+            let took_ms = now_ns.saturating_sub(since_ns) / 1_000_000;
+            let outcome = || Outcome::Done(json!({ "drained_ms": took_ms }));
+            self.answers.extend(token.map(|token| (token, outcome())));
         }
         if self.closing.is_empty() { u64::MAX } else { now_ns + REMOVAL_LOOK_NS }
     }
@@ -280,6 +312,42 @@ impl Monitor {
             }
         }
         self.publish(groups)
+    }
+
+    /// Changes the weight of a path, in groups of a selector that has weights.
+    pub fn set_path_weight(&mut self, name: &StdPath, weight: u8) -> anyhow::Result<()> {
+        self.known(name)?;
+        let mut groups = self.disk.table().load().groups().to_vec();
+        let mut changed = false;
+        for group in &mut groups {
+            for (path, args) in group.paths.iter_mut().filter(|(path, _)| path.name() == name) {
+                if group.selector != Kind::ServiceTime {
+                    let (name, selector) = (path.name().display(), group.selector);
+                    bail!("path {name}: its group's selector {selector} has no weights, service-time has");
+                }
+                let words = [args.repeat_count.to_string(), weight.to_string()];
+                *args = PathArgs::parse(group.selector, &[words[0].as_str(), words[1].as_str()])?;
+                changed = true;
+            }
+        }
+        if changed { self.publish(groups) } else { bail!("the path is gone") }
+    }
+
+    /// Gives a group another selector. The paths' arguments become the selector's own; a weight stays.
+    pub fn set_selector(&mut self, number: usize, kind: Kind, words: &[&str]) -> anyhow::Result<()> {
+        let index = self.group_index(number)?;
+        let mut groups = self.disk.table().load().groups().to_vec();
+        let group = groups.get_mut(index).context("the group is gone")?;
+        let nr_paths = group.paths.len();
+        group.args = GroupArgs::parse(kind, words)?;
+        group.selector = kind;
+        for (at, (_, args)) in group.paths.iter_mut().enumerate() {
+            let relative_throughput = args.relative_throughput;
+            *args = PathArgs { relative_throughput, ..PathArgs::for_path(kind, at, nr_paths) };
+        }
+        self.publish(groups)?;
+        self.setting_changed(&format!("selector of group {number}"), kind);
+        Ok(())
     }
 
     /// Puts a path into another group.

@@ -36,6 +36,11 @@ impl Monitor {
                             table.group_of(index) + 1,
                             self.options.path_timeout.as_millis(),
                         );
+                        if let Some(watched) = self.watched.get_mut(path.name()) {
+                            let why = format!("no answer for {} ms", self.options.path_timeout.as_millis());
+                            let group = table.group_of(index);
+                            watched.note_failed(path, group, &why, nr_active, now_ns, &mut self.events);
+                        }
                         // Seen by note_failures at the next tick, which the failure has rung for.
                         next_ns = now_ns;
                     }

@@ -15,5 +15,6 @@ mod clients;
 mod config;
 mod events;
 mod metrics;
+mod packaging;
 mod protocol;
 mod run;

@@ -13,6 +13,7 @@ mod command;
 mod command_socket;
 pub mod config;
 pub mod control;
+mod counters;
 mod crash;
 pub mod dirty_log;
 pub mod disk;

@@ -5,6 +5,7 @@
 mod address;
 mod collect;
 mod http;
+mod work;
 
 use std::sync::Arc;
 

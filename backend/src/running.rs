@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::cli::Options;
 use crate::clock;
 use crate::config::Launch;
+use crate::counters::Counters;
 use crate::events::What;
 use crate::monitor::{Monitor, Outcome};
 
@@ -38,6 +39,8 @@ pub struct Running {
     pub nr_front_ends: u64,
     /// A client has asked for the end.
     pub stop_asked: bool,
+    /// What the counters were when they were last reset, and when that was in ns.
+    counters_then: Option<(u64, Counters)>,
     reload: Option<Reload>,
     bell: Arc<dyn Fn() + Send + Sync>,
 }
@@ -69,6 +72,7 @@ impl Running {
             front_end_since: None,
             nr_front_ends: 0,
             stop_asked: false,
+            counters_then: None,
             reload: None,
             bell,
         }
@@ -86,6 +90,24 @@ impl Running {
         if self.front_end_since.take().is_some() {
             monitor.events().note(What::FrontEndDisconnected);
         }
+    }
+
+    /// What was done since the start, or since the counters were reset.
+    pub fn counters(&self, monitor: &Monitor) -> Value {
+        let now = Counters::read(monitor.disk(), &monitor.disk().table().load());
+        let (since_ns, counters) = match &self.counters_then {
+            Some((since_ns, then)) => (*since_ns, now.since(then)),
+            None => (self.started_ns, now),
+        };
+        let mut value = counters.json();
+        value["since_ms"] = json!(clock::now_ns().saturating_sub(since_ns) / 1_000_000);
+        value
+    }
+
+    /// Counts from here on. The metrics, which only ever grow, do not mind.
+    pub fn reset_counters(&mut self, monitor: &Monitor) {
+        let now = Counters::read(monitor.disk(), &monitor.disk().table().load());
+        self.counters_then = Some((clock::now_ns(), now));
     }
 
     /// Reads the configuration again and brings its changes in. If somebody waits for it, the answer comes under `token`.

@@ -120,6 +120,14 @@ pub enum Command {
         #[command(flatten)]
         target: Target,
     },
+    /// Print what was done since the start or the last reset, as JSON.
+    Counters {
+        /// Count from here on.
+        #[arg(long)]
+        reset: bool,
+        #[command(flatten)]
+        target: Target,
+    },
     /// Print the running table as a configuration file.
     Dump {
         /// As dm's table line.
@@ -323,6 +331,11 @@ fn try_run(command: Command) -> Result<(), Failure> {
         Command::LogLevel { level, target } => {
             let level = level.filter().to_string().to_lowercase();
             told(&target, json!({ "command": "set_log_level", "level": level }))
+        }
+        Command::Counters { reset, target } => {
+            let command = if reset { "reset_counters" } else { "counters" };
+            let answer = target.connect()?.ask(json!({ "command": command }))?;
+            if reset { Ok(()) } else { format::print(&format!("{answer}\n")) }
         }
         Command::Dump { dm, dm_status, target } => {
             let format = if dm {

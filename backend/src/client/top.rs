@@ -7,7 +7,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::connection::Connection;
 use super::{Failure, Target, find};
@@ -23,12 +23,19 @@ pub(super) fn run(target: &Target, interval: Duration) -> Result<(), Failure> {
     let socket = find::one(target)?;
     let mut connection = Connection::open(&socket, target.timeout())?;
     let mut state = State::new(find::name(&socket));
-    state.take(connection.ask(json!({ "command": "show" }))?, Instant::now());
+    look(&mut connection, &mut state)?;
     let mut terminal = ratatui::try_init()?;
     let result = watch(&mut terminal, &mut connection, &mut state, interval);
     // Whatever has happened, the terminal is as it was.
     ratatui::restore();
     result
+}
+
+fn look(connection: &mut Connection, state: &mut State) -> Result<(), Failure> {
+    let show = connection.ask(json!({ "command": "show" }))?;
+    let counters = connection.ask(json!({ "command": "counters" }))?;
+    state.take(show, &counters, Instant::now());
+    Ok(())
 }
 
 fn watch(
@@ -57,8 +64,7 @@ fn watch(
             None => {}
         }
         if Instant::now() >= next {
-            let show: Value = connection.ask(json!({ "command": "show" }))?;
-            state.take(show, Instant::now());
+            look(connection, state)?;
             next = Instant::now() + interval;
         }
     }

@@ -101,12 +101,15 @@ pub(crate) enum Command {
         #[serde(default)]
         follow: bool,
     },
+    /// What was done since the start, or since they were reset.
+    Counters {},
+    ResetCounters {},
     Reload {},
     Shutdown {},
 }
 
 /// Names of all commands, for who asks what there is.
-pub(crate) const COMMANDS: [&str; 20] = [
+pub(crate) const COMMANDS: [&str; 22] = [
     "hello",
     "show",
     "message",
@@ -125,6 +128,8 @@ pub(crate) const COMMANDS: [&str; 20] = [
     "set_log_level",
     "dump",
     "events",
+    "counters",
+    "reset_counters",
     "reload",
     "shutdown",
 ];

@@ -59,6 +59,8 @@ pub(crate) fn run(command: Command, context: &mut Context<'_>, token: u64) -> an
             let value = json!({ "events": events });
             return Ok(if follow { Done::Follow(value) } else { Done::Value(value) });
         }
+        Command::Counters {} => return Ok(Done::Value(context.running.counters(monitor))),
+        Command::ResetCounters {} => context.running.reset_counters(monitor),
         Command::Reload {} => {
             context.running.reload(context.monitor, Some(token), now_ns).context("nothing was changed")?;
             return Ok(Done::Later);

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use polypath_paths::{Path, Table};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder,
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder, NoLabelSet,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use super::work;
 use crate::clock;
+use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::events::Counts;
 
@@ -28,7 +30,7 @@ pub(crate) struct Source {
 }
 
 /// Labels of one value.
-type Labels<'a> = Vec<(&'a str, String)>;
+pub(super) type Labels<'a> = Vec<(&'a str, String)>;
 
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -36,7 +38,8 @@ impl Collector for Source {
         let mut out = Out(&mut encoder);
         self.program(&mut out)?;
         self.disk(&table, &mut out)?;
-        paths(&table, &mut out)
+        paths(&table, &mut out)?;
+        work::encode(&Counters::read(&self.disk, &table), &mut out)
     }
 }
 
@@ -126,7 +129,7 @@ fn paths(table: &Table, out: &mut Out<'_, '_>) -> fmt::Result {
 }
 
 /// Writes families of values.
-struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+pub(super) struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl Out<'_, '_> {
     fn gauges<'l, V: EncodeGaugeValue>(
@@ -139,7 +142,7 @@ impl Out<'_, '_> {
         write(family, values.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value))))
     }
 
-    fn counters<'l, V: EncodeCounterValue>(
+    pub(super) fn counters<'l, V: EncodeCounterValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -147,6 +150,23 @@ impl Out<'_, '_> {
     ) -> fmt::Result {
         let family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         write(family, values.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value))))
+    }
+}
+
+impl Out<'_, '_> {
+    /// Histograms: labels, sum, and numbers by upper bound, each without those below.
+    pub(super) fn histograms<'l>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels<'l>, f64, Vec<(f64, u64)>)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, sum, buckets) in values {
+            let nr = buckets.iter().map(|(_, nr)| nr).sum();
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, nr, &buckets, None)?;
+        }
+        Ok(())
     }
 }
 

@@ -99,6 +99,12 @@ fn metrics_say_what_happens() {
     .unwrap();
     ["a", "b"].iter().for_each(|name| rig.fs.clear(name));
     assert_eq!(disk.q().done().unwrap().status, 0);
+    let now = scrape(address);
+    let reads = |name: &str, label: &str| value(&now, name, &[label, "kind=\"read\""]);
+    assert_eq!(reads("polypath_path_bytes_total", &a) + reads("polypath_path_bytes_total", &b), 4096.0);
+    assert_eq!(reads("polypath_path_errors_total", &a) + reads("polypath_path_errors_total", &b), 2.0);
+    assert_eq!(reads("polypath_queue_ios_total", "queue=\"0\""), 1.0);
+    assert_eq!(reads("polypath_queue_latency_seconds_count", "queue=\"0\""), 1.0);
     // What Prometheus' own tool has to say about names and forms.
     if let Ok(dir) = programs() {
         let mut command = Command::new(dir.join("promtool"));

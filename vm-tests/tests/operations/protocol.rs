@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Image, MIB, SOON, need};
 use crate::rig::Rig;
+use crate::run::told;
 
 fn show(control: &mut Control) -> Value {
     control.result(json!({ "command": "show" })).unwrap()
@@ -192,6 +193,41 @@ fn every_command_does_what_it_says() {
         differs.contains(&c) && differs.contains("no_path_retry") && differs.contains("log_level"),
         "{differs}"
     );
+}
+
+#[test]
+fn counters_count_by_path_and_by_queue_and_can_be_reset() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &[]);
+    let mut disk = rig.disk(2);
+    let mut control = rig.control();
+    for i in 0..10 {
+        disk.queues[1].read(i * 16, 8).unwrap();
+    }
+    let counters = control.result(json!({ "command": "counters" })).unwrap();
+    let sum = |list: &Value, kind: &str, name: &str| -> u64 {
+        list.as_array().unwrap().iter().map(|entry| entry[kind][name].as_u64().unwrap()).sum()
+    };
+    for list in ["paths", "queues"] {
+        assert_eq!(sum(&counters[list], "read", "bytes"), 10 * 4096, "{counters}");
+        assert_eq!(sum(&counters[list], "write", "bytes"), 0, "{counters}");
+    }
+    assert_eq!(sum(&counters["queues"], "read", "nr_ios"), 10, "{counters}");
+    let queue = counters["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == 1).unwrap();
+    assert!(queue["read"]["p99_ns"].as_u64().unwrap() > 0 && queue["nr_calls"].is_u64(), "{queue}");
+    let path =
+        counters["paths"].as_array().unwrap().iter().find(|path| path["path"] == rig.dev("a")).unwrap();
+    assert!(path["read"]["latency_ns"][0][1].as_u64().unwrap() > 0, "{path}");
+    told(&rig.socket.path(), &["counters", "--reset"]).ok();
+    let counters: Value = serde_json::from_str(&told(&rig.socket.path(), &["counters"]).ok()).unwrap();
+    assert_eq!(
+        sum(&counters["paths"], "read", "bytes") + sum(&counters["queues"], "read", "nr_ios"),
+        0,
+        "{counters}"
+    );
+    disk.queues[0].flush().unwrap();
+    let counters = control.result(json!({ "command": "counters" })).unwrap();
+    assert_eq!(sum(&counters["queues"], "flush", "nr_ios"), 1, "{counters}");
 }
 
 #[test]

@@ -13,16 +13,19 @@ use crate::client::format::{bytes, duration};
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
-    let [head, facts, paths, foot] = Layout::vertical([
+    let height = |rows: usize| u16::try_from(rows).unwrap_or(u16::MAX);
+    let [head, facts, paths, queues, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(2),
-        Constraint::Min(3),
+        Constraint::Length(height(state.paths().len() + 2)),
+        Constraint::Min(0),
         Constraint::Length(1),
     ])
     .areas(frame.area());
     frame.render_widget(Paragraph::new(headline(state)), head);
     frame.render_widget(Paragraph::new(facts_of(&state.show)), facts);
     frame.render_widget(table(state), paths);
+    frame.render_widget(queue_table(state), queues);
     frame.render_widget(Paragraph::new(footer(state)), foot);
 }
 
@@ -60,8 +63,20 @@ fn facts_of(show: &Value) -> Vec<Line<'_>> {
 }
 
 fn table(state: &State) -> Table<'_> {
-    let head =
-        ["PATH", "GROUP", "STATE", "FOR", "IOPS", "PER SECOND", "p50", "p99", "FAILED", "IN FLIGHT", ""];
+    let head = [
+        "PATH",
+        "GROUP",
+        "STATE",
+        "FOR",
+        "IOPS",
+        "PER SECOND",
+        "MERGED",
+        "p50",
+        "p99",
+        "FAILED",
+        "IN FLIGHT",
+        "",
+    ];
     let head = Row::new(head.map(Cell::from)).style(Style::new().add_modifier(Modifier::BOLD));
     let mut rows = Vec::new();
     for group in state.show["groups"].as_array().into_iter().flatten() {
@@ -82,6 +97,7 @@ fn table(state: &State) -> Table<'_> {
         Constraint::Length(12),
         Constraint::Length(8),
         Constraint::Length(10),
+        Constraint::Length(6),
         Constraint::Length(8),
         Constraint::Length(8),
         Constraint::Length(6),
@@ -94,23 +110,45 @@ fn table(state: &State) -> Table<'_> {
 fn row<'a>(path: &Value, group: u64, rates: Option<&Rates>) -> Row<'a> {
     let is_active = path["state"] == "active";
     let colour = if is_active { Color::Green } else { Color::Red };
-    let none = || "-".to_owned();
-    let counted = path.get("counters").is_some_and(|counters| !counters.is_null());
     let rates = rates.cloned().unwrap_or_default();
-    let latency = |name: &str| path["counters"][name].as_u64().map_or_else(none, micros);
-    Row::new(vec![
+    let mut cells = vec![
         Cell::from(text(path, "device")),
         Cell::from(group.to_string()),
         Cell::from(Span::styled(text(path, "state"), Style::new().fg(colour))),
         Cell::from(duration(number(path, "state_age_ms"))),
-        Cell::from(if counted { format!("{:.0}", rates.iops) } else { none() }),
-        Cell::from(if counted { bytes(rounded(rates.bytes)) } else { none() }),
-        Cell::from(latency("p50_ns")),
-        Cell::from(latency("p99_ns")),
+    ];
+    cells.extend(work(&rates));
+    cells.extend([
         Cell::from(format!("{}x", number(path, "fail_count"))),
         Cell::from(number(path, "in_flight").to_string()),
         Cell::from(graph(&rates)),
-    ])
+    ]);
+    Row::new(cells)
+}
+
+/// IOPS, bandwidth, merges, latencies.
+fn work<'a>(rates: &Rates) -> [Cell<'a>; 5] {
+    let latency = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), micros);
+    [
+        Cell::from(format!("{:.0}", rates.iops)),
+        Cell::from(bytes(rounded(rates.bytes))),
+        Cell::from(format!("{:.0} %", rates.merged_percent)),
+        Cell::from(latency(rates.p50_ns)),
+        Cell::from(latency(rates.p99_ns)),
+    ]
+}
+
+fn queue_table(state: &State) -> Table<'_> {
+    let head = ["QUEUE", "IOPS", "PER SECOND", "MERGED", "p50", "p99", ""];
+    let head = Row::new(head.map(Cell::from)).style(Style::new().add_modifier(Modifier::BOLD));
+    let rows = state.queues.iter().map(|(queue, rates)| {
+        let mut cells = vec![Cell::from(queue.to_string())];
+        cells.extend(work(rates));
+        cells.push(Cell::from(graph(rates)));
+        Row::new(cells)
+    });
+    let widths = [5, 8, 10, 6, 8, 8, 20].map(Constraint::Length);
+    Table::new(rows, widths).header(head)
 }
 
 fn graph(rates: &Rates) -> String {
@@ -176,6 +214,7 @@ mod tests {
                 "held": { "nr_requests": 3, "bytes": 12288, "time_left_ms": 41_000 },
                 "groups": [{ "group": 1, "paths": [path("/dev/sda", "failed"), path("/dev/sdb", "active")] }],
             }),
+            &json!({ "queues": [{ "queue": 3 }] }),
             Instant::now(),
         );
         let screen = drawn(&state);

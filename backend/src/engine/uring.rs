@@ -49,6 +49,12 @@ impl UringEngine {
     /// uses it.
     pub fn new(nr_slots: u32, wake: OwnedFd) -> io::Result<Self> {
         let ring = build(nr_slots)?;
+        // What may sleep (a flush, a discard, anything on a FUSE file) takes a kernel thread until it is answered, and by
+        // default there are 4 per processor for files and block devices: a few flushes of a path that hangs would keep all
+        // others from their paths. A thread for each transfer, should it come to that; idle ones end by themselves.
+        if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [nr_slots, nr_slots]) {
+            log::warn!("the kernel's threads for a queue stay few: error={error}");
+        }
         let mut slots = Vec::new();
         slots.resize_with(nr_slots as usize, || None);
         Ok(Self {

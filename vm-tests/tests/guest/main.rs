@@ -6,6 +6,7 @@
 mod boot;
 mod crash;
 mod discard;
+mod events;
 mod files;
 mod hotplug;
 mod lifecycle;

@@ -179,6 +179,50 @@ fn f10_a_path_that_blocks_its_callers_does_not_block_the_other() {
     rig.image.assert_filled(0..rig.image.sectors());
 }
 
+/// Flushes and discards sleep in the kernel until they are answered. Many of them on a path that hangs must not keep those
+/// of other paths from their turn.
+#[test]
+fn f10_many_flushes_and_discards_that_hang_do_not_hold_up_those_of_another_path() {
+    need!(faulty);
+    for kind in [Kind::Fsync, Kind::Fallocate] {
+        let op = |i| match kind {
+            Kind::Fsync => Op::Flush,
+            _ => Op::WriteZeroes(vec![Segment::new(1024 + i * 8, 8)]),
+        };
+        let rig = Rig::start(Image::filled(MIB), &["a", "b"], &SHORT);
+        let mut disk = rig.disk(1);
+        for i in 0..8 {
+            disk.q().write(i * 8, &filled(i * 8, 8)).unwrap();
+        }
+        rig.fs.rule("a", Rule::hold().on(&[kind]));
+        // More than the kernel has threads for by itself (4 per processor), with those that go by the other path.
+        let nr = 8 * std::thread::available_parallelism().unwrap().get() as u64 + 16;
+        for i in 0..nr {
+            disk.q().stage_framed(&op(i), &Framing::Indirect).unwrap();
+        }
+        disk.q().kick();
+        rig.fs.wait_held("a", 1, SOON).unwrap();
+        // (A probe is answered, so it may be back in between; what it then gets stays there as well.)
+        rig.server.wait_for_log("path failed", SOON).unwrap();
+        rig.fs.rule("a", Rule::errno(libc::ENODEV).on(&[Kind::Read, Kind::Write]));
+        rig.tell("fail_path", "a");
+        for i in 0..4 {
+            let tag = disk.q().submit(&Op::write(i * 8, filled(i * 8, 8))).unwrap();
+            let flush = disk.q().submit(&Op::Flush).unwrap();
+            let zeroes = disk.q().submit(&Op::WriteZeroes(vec![Segment::new(512 + i * 8, 8)])).unwrap();
+            let mut left = vec![tag, flush, zeroes];
+            while !left.is_empty() {
+                let done = disk.q().done_within(Duration::from_secs(2));
+                let done = done.unwrap_or_else(|e| panic!("{kind:?}: held up by the other path: {e:#}"));
+                assert_eq!(done.status, OK);
+                left.retain(|tag| *tag != done.tag);
+            }
+        }
+        rig.fs.release("a");
+        assert!(disk.q().drain().unwrap().iter().all(|done| done.status == OK));
+    }
+}
+
 /// Stages a write by path `a` that stays there, with path `b` well.
 fn write_stuck_on_a(rig: &Rig, disk: &mut Disk, op: &Op) {
     rig.fs.rule("a", Rule::hold().on(&[Kind::Write, Kind::Fallocate]));

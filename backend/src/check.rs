@@ -21,6 +21,9 @@ const NR_FDS_BASE: u64 = 512;
 /// Descriptors of a queue: kick, call, error, ring, wake.
 const NR_FDS_QUEUE: u64 = 6;
 
+/// Memory of a queue's ring, which counts as locked for plain users on some kernels (Linux 6.18 does it).
+const RING_BYTES: u64 = 128 << 10;
+
 /// Longest socket path: `sun_path` with its terminating 0.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -285,15 +288,18 @@ fn host(options: &Options, findings: &mut Findings) {
     };
     findings.result("io_uring", result);
     let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
-    let memlock = getrlimit(Resource::Memlock).current;
-    findings.add(
-        Weight::Ok,
-        "memlock",
-        format!(
-            "locked memory is limited to {} bytes; rings do not count against it since Linux 5.12",
-            shown(memlock)
+    let (memlock, rings) = (getrlimit(Resource::Memlock).current, RING_BYTES * u64::from(options.num_queues));
+    match memlock {
+        Some(limit) if limit < rings => findings.add(
+            Weight::Warning,
+            "memlock",
+            format!(
+                "{limit} bytes may be locked; where the kernel counts rings against that, {rings} are needed when all \
+                 queues are used: ulimit -l, or LimitMEMLOCK= in the unit"
+            ),
         ),
-    );
+        _ => findings.add(Weight::Ok, "memlock", format!("{} bytes may be locked, {rings} at most are needed", shown(memlock))),
+    }
     let needed = NR_FDS_BASE + NR_FDS_QUEUE * u64::from(options.num_queues);
     let nofile = getrlimit(Resource::Nofile).current;
     match nofile {

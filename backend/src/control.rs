@@ -43,7 +43,7 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
         Arc::new(setup::make_disk(&options, &spec, move || bell.ring())?)
     };
     UringEngine::probe(u32::from(RING_SIZE_MAX)).context(
-        "io_uring is not available (kernel.io_uring_disabled, a seccomp profile, or the memlock limit stand against it)",
+        "io_uring is not available (kernel.io_uring_disabled, a seccomp profile, or the memlock limit, `ulimit -l`, stand against it)",
     )?;
     // Signals are watched before the socket exists: from then on, stopping cleans up.
     let signals = signals::watch().context("signals")?;

@@ -113,6 +113,9 @@ fn facts(disk: &Value, colours: Colours) -> String {
             None => format!("none connected on {socket}"),
         },
     );
+    let used: Vec<String> = list(disk, "/queues").map(|queue| number(queue, "/queue").to_string()).collect();
+    let used = if used.is_empty() { "none used yet".to_owned() } else { format!("used: {}", used.join(" ")) };
+    fact("queues", Paint::Plain, format!("{} offered, {used}", number(disk, "/disk/nr_queues")));
     let retry = match word(disk, "/settings/no_path_retry") {
         "fail" => "requests fail at once".to_owned(),
         "queue" => "requests wait, however long it takes".to_owned(),

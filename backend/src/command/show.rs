@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
+use polypath_paths::stats::{IoKind, IoTotals};
 use serde_json::{Map, Value, json};
 
 use super::Context;
+use crate::disk::Disk;
 use crate::events::time_text;
+use crate::stats::QueueStats;
 
 /// Everything that is known, with what an operator has to know first at the top.
 pub(super) fn show(context: &mut Context<'_>) -> Value {
@@ -54,6 +57,7 @@ pub(super) fn show(context: &mut Context<'_>) -> Value {
             "connected_ms": running.front_end_since.map(|(since_ns, _)| now_ns.saturating_sub(since_ns) / 1_000_000),
             "nr_connects": running.nr_front_ends,
         },
+        "queues": queues(disk),
         "no_path_retry": no_path_retry,
         "current_group": status.current_group,
         "held": held,
@@ -63,6 +67,15 @@ pub(super) fn show(context: &mut Context<'_>) -> Value {
         "settings": running.settings(monitor),
         "differs_from_configuration": running.differences(monitor, &status),
     })
+}
+
+/// The virtqueues that have been used, with the requests that they have done.
+fn queues(disk: &Disk) -> Vec<Value> {
+    let nr_requests = |io: &IoTotals| -> u64 {
+        IoKind::ALL.into_iter().map(|kind| io.of(kind)).map(|totals| totals.nr + totals.nr_errors).sum()
+    };
+    let queue = |(queue, stats): (usize, &QueueStats)| json!({ "queue": queue, "nr_requests": nr_requests(&stats.io.read()) });
+    disk.stats().all().map(queue).collect()
 }
 
 /// The groups with what only the monitor knows of their paths.

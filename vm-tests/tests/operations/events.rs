@@ -101,7 +101,7 @@ fn the_operators_command_is_run_for_each() {
     let event: Value = serde_json::from_str(json).unwrap();
     assert_eq!(event["path"], rig.dev("a"));
     // One that hangs delays nobody.
-    std::fs::write(&script, "#!/bin/sh\nexec sleep 60\n").unwrap();
+    std::fs::write(&script, "#!/bin/sh\nexec sleep 3\n").unwrap();
     rig.tell("reinstate_path", "a");
     rig.wait_active("a", true);
     let mut control = rig.control();

@@ -14,6 +14,7 @@ mod cli;
 mod clients;
 mod config;
 mod events;
+mod limits;
 mod metrics;
 mod packaging;
 mod protocol;

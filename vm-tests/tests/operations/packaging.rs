@@ -223,17 +223,15 @@ fn a_socket_of_systemds_and_a_configuration_file_go_together() {
     std::fs::write(&file, format!("paths = [{:?}]\nnum_queues = 2\n", image.path)).unwrap();
     let raw = std::os::fd::AsRawFd::as_raw_fd(&listener);
     // LISTEN_PID has to be the program's own pid, which only a shell that becomes it can know.
-    let script = format!("exec 3<&{raw}; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --config \"$1\"");
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).arg(polypath_bin().unwrap()).arg(&file);
-    // SAFETY: fcntl is async-signal-safe and the closure owns what it reads.
+    command.args(["-c", "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --config \"$1\""]);
+    command.arg(polypath_bin().unwrap()).arg(&file);
+    // SAFETY: dup2 and fcntl are async-signal-safe and the closure owns what it reads.
     unsafe {
         std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
-            if libc::fcntl(raw, libc::F_SETFD, 0) == -1 {
-                Err(std::io::Error::last_os_error())
-            } else {
-                Ok(())
-            }
+            // Onto itself, dup2 would leave the descriptor to be closed by the exec.
+            let done = if raw == 3 { libc::fcntl(raw, libc::F_SETFD, 0) } else { libc::dup2(raw, 3) };
+            if done == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
         });
     }
     let mut process = Process::spawn(command, image.dir(), "activated").unwrap();

@@ -55,6 +55,7 @@ fn show_tells_everything() {
     let disk = rig.disk(2);
     assert_eq!(show(&mut control)["front_end"]["connected"], true);
     drop(disk);
+    assert_eq!(show(&mut control)["queues"].as_array().unwrap().len(), 2);
     wait_until("the front-end to have gone", SOON, || show(&mut control)["front_end"]["connected"] == false)
         .unwrap();
     assert_eq!(show(&mut control)["front_end"]["nr_connects"], 1);
@@ -350,12 +351,19 @@ fn shutdown_is_answered_and_finishes_what_is_in_flight() {
     need!(faulty);
     let mut rig = Rig::start(Image::filled(MIB), &["a", "b"], &[]);
     let mut disk = rig.disk(1);
-    rig.fs.rule("a", Rule::delay_ms(200).reads());
-    rig.fs.rule("b", Rule::delay_ms(200).reads());
+    for name in ["a", "b"] {
+        rig.fs.rule(name, Rule::hold().reads());
+    }
     disk.q().submit(&Op::read(8, 8)).unwrap();
+    let in_flight = |name: &str| rig.fs.counts(name).held;
+    wait_until("the request to be on its way", SOON, || in_flight("a") + in_flight("b") == 1).unwrap();
     let mut following = rig.control();
     following.result(json!({ "command": "events", "follow": true })).unwrap();
     rig.control().result(json!({ "command": "shutdown" })).unwrap();
+    rig.server.wait_for_log("stopping", SOON).unwrap();
+    for name in ["a", "b"] {
+        rig.fs.release(name);
+    }
     assert_eq!(disk.q().done().unwrap().status, 0);
     assert_eq!(exit_code(rig.server.wait_exit(SOON).unwrap()), 0);
     let mut seen = Vec::new();

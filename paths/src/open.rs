@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags};
 use crate::identity::Identity;
 use crate::limits::{FileKind, Limits};
 use crate::null::Null;
-use crate::sysfs::BlockDevice;
+use crate::sysfs::{self, BlockDevice};
 
 /// `f_type` of FUSE file systems (`include/uapi/linux/magic.h`).
 const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
@@ -33,12 +33,12 @@ pub enum OpenError {
     #[error("{0}")]
     Name(String),
     /// open(2) said no.
-    #[error("cannot open for {mode}: {source}")]
+    #[error("cannot open for {mode}: {why}")]
     Open {
         /// What it was opened for.
         mode: &'static str,
         /// The kernel's answer.
-        source: io::Error,
+        why: io::Error,
     },
     /// The file system has no direct I/O.
     #[error(
@@ -64,6 +64,8 @@ pub(crate) struct Opened {
     pub(crate) file: File,
     pub(crate) limits: Limits,
     pub(crate) identity: Identity,
+    /// As in `st_rdev`; 0 for what is no device.
+    pub(crate) rdev: u64,
 }
 
 /// Opens `name` and proves what it is. Blocks as long as the storage does.
@@ -71,8 +73,9 @@ pub(crate) fn open(name: &std::path::Path, options: OpenOptions) -> Result<Opene
     if let Some(null) = Null::parse(name) {
         return open_null(null.map_err(OpenError::Name)?, options);
     }
+    let name = &*sysfs::node(name);
     let mode = if options.read_only { "reading" } else { "reading and writing" };
-    let open_error = |source| OpenError::Open { mode, source };
+    let open_error = |why| OpenError::Open { mode, why };
     // Looked at before opening: opening a FIFO or a tape has effects of its own.
     let kind = fs::metadata(name).map_err(open_error)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -102,7 +105,8 @@ pub(crate) fn open(name: &std::path::Path, options: OpenOptions) -> Result<Opene
             limits.size_bytes
         );
     }
-    Ok(Opened { identity: Identity::of(&meta), file, limits })
+    let rdev = if kind == FileKind::Block { meta.rdev() } else { 0 };
+    Ok(Opened { identity: Identity::of(&meta), file, limits, rdev })
 }
 
 fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
@@ -124,7 +128,7 @@ fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
         read_only: options.read_only,
         may_block: false,
     };
-    Ok(Opened { file, limits, identity: Identity::Null { size_bytes } })
+    Ok(Opened { file, limits, identity: Identity::Null { size_bytes }, rdev: 0 })
 }
 
 /// Size in bytes as the descriptor shows it now.

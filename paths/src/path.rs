@@ -12,6 +12,7 @@ use crate::limits::Limits;
 use crate::load::Gauges;
 use crate::open::{self, OpenError, OpenOptions, Opened};
 use crate::stats::{IoStats, WorkerStats};
+use crate::sysfs;
 
 /// What stays the same when a path is opened anew: the writes that a flush has to cover, and the history.
 #[derive(Debug)]
@@ -32,6 +33,7 @@ pub struct Path {
     file: File,
     limits: Limits,
     identity: Identity,
+    rdev: u64,
     failed: AtomicBool,
     suspected: AtomicBool,
     /// Of the error that it was last blamed for; 0: none.
@@ -59,13 +61,14 @@ impl Path {
         nr_workers: usize,
         lasting: Arc<Lasting>,
     ) -> Result<Self, OpenError> {
-        let Opened { file, limits, identity } = open::open(&name, options)?;
+        let Opened { file, limits, identity, rdev } = open::open(&name, options)?;
         Ok(Self {
             name,
             options,
             file,
             limits,
             identity,
+            rdev,
             failed: AtomicBool::new(false),
             suspected: AtomicBool::new(false),
             last_errno: AtomicI32::new(0),
@@ -83,6 +86,11 @@ impl Path {
     /// The name it was opened by.
     pub fn name(&self) -> &std::path::Path {
         &self.name
+    }
+
+    /// Whether a name means this path: the one that it was opened by, or its device's numbers (`major:minor`).
+    pub fn is_named(&self, name: &std::path::Path) -> bool {
+        self.name == name || (self.rdev != 0 && sysfs::device_number(name) == Some(self.rdev))
     }
 
     /// The descriptor's number, valid as long as the path lives.

@@ -9,6 +9,25 @@ pub(crate) struct BlockDevice {
     rdev: u64,
 }
 
+/// The device that a name means in dm's numeric form (`major:minor`), as in `st_rdev`.
+pub(crate) fn device_number(name: &std::path::Path) -> Option<u64> {
+    let (major, minor) = name.to_str()?.split_once(':')?;
+    let number = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?;
+    Some(rustix::fs::makedev(number(major)?, number(minor)?))
+}
+
+/// The node of a block device that was named by its numbers; any other name as it is.
+pub(crate) fn node(name: &std::path::Path) -> PathBuf {
+    let node = device_number(name).and_then(|rdev| {
+        let uevent = BlockDevice::new(rdev).text("uevent")?;
+        uevent
+            .lines()
+            .find_map(|line| line.strip_prefix("DEVNAME="))
+            .map(|name| PathBuf::from("/dev").join(name))
+    });
+    node.unwrap_or_else(|| name.to_owned())
+}
+
 impl BlockDevice {
     /// `rdev` as in `st_rdev`.
     pub(crate) fn new(rdev: u64) -> Self {
@@ -53,5 +72,21 @@ impl BlockDevice {
         let offset = self.text("loop/offset")?.parse().ok()?;
         // The kernel appends this when the name no longer leads to the file: nothing can be proved by that name.
         (!file.ends_with(" (deleted)")).then(|| (PathBuf::from(file), offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn names_by_numbers() {
+        assert_eq!(device_number(Path::new("253:17")), Some(rustix::fs::makedev(253, 17)));
+        for other in ["/dev/sda", "8", "8:", ":1", "8:1:2", "+8:1", "8: 1", "99999999999:1"] {
+            assert_eq!(device_number(Path::new(other)), None, "{other}");
+            assert_eq!(node(Path::new(other)), Path::new(other));
+        }
     }
 }

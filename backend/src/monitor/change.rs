@@ -17,8 +17,12 @@ use crate::probe::{self, Expected, ProbeResult};
 const REMOVAL_LOOK_NS: u64 = 5_000_000;
 
 impl Monitor {
-    fn known(&mut self, name: &StdPath) -> anyhow::Result<&mut Watched> {
-        self.watched.get_mut(name).with_context(|| format!("no path {} in the table", name.display()))
+    /// The name of the path that is meant by `name`: dm takes a device's numbers as well.
+    fn known(&self, name: &StdPath) -> anyhow::Result<PathBuf> {
+        let table = self.disk.table().load();
+        let path = table.paths().iter().find(|path| path.is_named(name));
+        path.map(|path| path.name().to_owned())
+            .with_context(|| format!("no path {} in the table", name.display()))
     }
 
     fn group_index(&self, number: usize) -> anyhow::Result<usize> {
@@ -31,7 +35,7 @@ impl Monitor {
 
     /// `fail_path`: out, in every group it is in, until the operator puts it back.
     pub fn fail_path(&mut self, name: &StdPath, now_ns: u64) -> anyhow::Result<()> {
-        self.known(name)?;
+        let name = &*self.known(name)?;
         let table = self.disk.table().load();
         for (index, path) in table.paths().iter().enumerate() {
             if path.name() == name {
@@ -53,7 +57,8 @@ impl Monitor {
     /// `reinstate_path`: back in use as soon as a probe that begins now has proved it well and the same.
     pub fn reinstate_path(&mut self, name: &StdPath, now_ns: u64) -> anyhow::Result<()> {
         let table = self.disk.table().load();
-        let watched = self.known(name)?;
+        let name = &*self.known(name)?;
+        let watched = self.watched.get_mut(name).context("the path is gone")?;
         if table.paths().iter().any(|p| p.name() == name && p.is_active()) {
             return Ok(());
         }
@@ -222,7 +227,7 @@ impl Monitor {
 
     /// Takes a path out of the table. The answer comes when its descriptor is closed, under `token`.
     pub fn remove_path(&mut self, name: &StdPath, token: u64, now_ns: u64) -> anyhow::Result<()> {
-        self.known(name)?;
+        let name = &*self.known(name)?;
         let table = self.disk.table().load();
         let mut groups = table.groups().to_vec();
         for group in &mut groups {
@@ -301,7 +306,7 @@ impl Monitor {
 
     /// Changes the arguments of a path for its group's selector (for service-time, its weight).
     pub fn set_path_args(&mut self, name: &StdPath, words: &[&str]) -> anyhow::Result<()> {
-        self.known(name)?;
+        let name = &*self.known(name)?;
         let mut groups = self.disk.table().load().groups().to_vec();
         for group in &mut groups {
             let kind = group.selector;
@@ -316,7 +321,7 @@ impl Monitor {
 
     /// Changes the weight of a path, in groups of a selector that has weights.
     pub fn set_path_weight(&mut self, name: &StdPath, weight: u8) -> anyhow::Result<()> {
-        self.known(name)?;
+        let name = &*self.known(name)?;
         let mut groups = self.disk.table().load().groups().to_vec();
         let mut changed = false;
         for group in &mut groups {
@@ -352,7 +357,7 @@ impl Monitor {
 
     /// Puts a path into another group.
     pub fn regroup_path(&mut self, name: &StdPath, number: usize) -> anyhow::Result<()> {
-        self.known(name)?;
+        let name = &*self.known(name)?;
         let index = self.group_index(number)?;
         let mut groups = self.disk.table().load().groups().to_vec();
         let mut moved: Option<(Arc<Path>, PathArgs)> = None;

@@ -77,7 +77,7 @@ impl GroupSpec {
 /// A path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSpec {
-    /// Name of the device or file; dm would also take `major:minor`. Not empty, no control characters.
+    /// Name of the device or file; or `major:minor`. Not empty, no control characters.
     pub device: String,
     /// Its arguments for the selector. Fields that the selector does not read are not printed.
     pub args: PathArgs,

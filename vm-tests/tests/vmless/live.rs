@@ -1,5 +1,6 @@
 //! Paths that are added, removed, re-weighted and moved while the disk is in use.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -336,6 +337,34 @@ fn a_path_with_larger_blocks_is_not_added() {
     assert!(refused(&shifted).contains("offset 4096"));
     control.run(&format!("add_path 1 {}", other.path().display())).unwrap();
     control.run(&format!("remove_path {}", fine.path().display())).unwrap();
+}
+
+/// dm prints devices by their numbers, and takes them so in table lines and messages.
+#[test]
+fn devices_by_their_numbers() {
+    need!(loopdev);
+    let image = Image::filled(MIB);
+    let [one, two] = [(); 2].map(|()| LoopDev::on(&image.path).direct_io(true).attach().unwrap());
+    let numbers = |device: &LoopDev| {
+        let rdev = std::fs::metadata(device.path()).unwrap().rdev();
+        format!("{}:{}", libc::major(rdev), libc::minor(rdev))
+    };
+    let line = format!("0 2048 multipath 0 0 1 1 service-time 0 2 1 {} 1 {} 1", numbers(&one), numbers(&two));
+    let (server, socket) = controlled(Server::polypath().arg("--table").arg(line));
+    let mut disk = Disk::at(server.socket()).open().unwrap();
+    let mut control = socket.connect().unwrap();
+    assert!(control.run("table").unwrap().contains(&format!(" {} 1", numbers(&two))), "as it was given");
+    control.run(&format!("fail_path {}", numbers(&one))).unwrap();
+    assert_eq!(control.json().unwrap().nr_active(), 1);
+    assert!(disk.q().read(8, 8).unwrap() == filled(8, 8));
+    control.run(&format!("reinstate_path {}", numbers(&one))).unwrap();
+    control.run(&format!("remove_path {}", numbers(&two))).unwrap();
+    // By its node this time; the numbers mean it all the same.
+    control.run(&format!("add_path 1 {}", two.path().display())).unwrap();
+    control.run(&format!("fail_path {}", numbers(&two))).unwrap();
+    assert!(!control.json().unwrap().is_active(two.path()));
+    assert!(control.refused("fail_path 7:9999").unwrap().contains("no path 7:9999"));
+    assert!(disk.q().read(16, 8).unwrap() == filled(16, 8));
 }
 
 /// A path that takes less at a time than those that were there: what is too large for it is split on the way, and

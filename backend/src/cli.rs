@@ -89,16 +89,16 @@ pub struct Options {
     pub failback: FailbackPolicy,
 
     /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse_path_depth)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse_path_depth)]
     pub path_depth: u32,
 
     /// Largest I/O in KiB that adjacent requests are merged into; 0 merges none.
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = parse_merge_max)]
     pub merge_max: u32,
 
-    /// For how many microseconds a worker looks for work by itself before it sleeps, at most; 0 never does. An idle disk
-    /// costs nothing either way.
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = parse_poll_us)]
+    /// For how many microseconds a worker whose guest sends one or two requests at a time looks for the next one before it
+    /// sleeps, at most; 0 never does. An idle disk costs nothing either way.
+    #[arg(long, value_name = "US", default_value_t = 32, value_parser = parse_poll_us)]
     pub poll_us: u64,
 
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.

@@ -65,7 +65,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { path_depth: 64, merge: MergeLimits::default(), poll_ns: 0 }
+        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000 }
     }
 }
 

@@ -24,17 +24,20 @@ pub enum Event {
     Wake,
 }
 
+/// How long more events are waited for than one.
+pub const GATHER_TIME: Duration = Duration::from_micros(50);
+
 /// What a worker needs of the kernel.
 pub trait Engine {
     /// Queues the transfer's next step. It goes out at the next [`Engine::wait`], together with all others.
     fn start(&mut self, transfer: Box<Transfer>);
 
     /// Sends what is queued, in one call, and waits for an event or the timeout, whichever comes first. None waits for
-    /// ever; zero only looks.
+    /// ever; zero only looks. `nr_wanted` events are waited for if they come within [`GATHER_TIME`].
     ///
     /// # Errors
     /// Only if the ring itself is broken.
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+    fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()>;
 
     /// Sends what is queued, without waiting.
     ///

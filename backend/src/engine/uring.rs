@@ -11,7 +11,8 @@ use io_uring::{IoUring, opcode, squeue};
 use polypath_paths::FileKind;
 use polypath_paths::failover::Work;
 
-use super::{Engine, Event};
+use super::{Engine, Event, GATHER_TIME};
+use crate::gather::IoVec;
 use crate::transfer::{Action, Transfer};
 
 /// `user_data` of what is not a transfer; slots are small numbers.
@@ -29,6 +30,8 @@ pub struct UringEngine {
     /// Transfers with the kernel, by `user_data`.
     slots: Vec<Option<Box<Transfer>>>,
     free: Vec<u32>,
+    /// Whether the kernel can wait for several completions for a limited time (since 6.12).
+    can_gather: bool,
     /// Transfers of paths that answer at once.
     instant: VecDeque<Box<Transfer>>,
     wake: OwnedFd,
@@ -55,12 +58,14 @@ impl UringEngine {
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [nr_slots, nr_slots]) {
             log::warn!("the kernel's threads for a queue stay few: error={error}");
         }
+        let can_gather = ring.params().is_feature_min_timeout();
         let mut slots = Vec::new();
         slots.resize_with(nr_slots as usize, || None);
         Ok(Self {
             ring,
             slots,
             free: (0..nr_slots).rev().collect(),
+            can_gather,
             instant: VecDeque::with_capacity(nr_slots as usize),
             wake,
             wake_armed: false,
@@ -132,7 +137,15 @@ impl UringEngine {
         if path.is_some_and(|path| path.limits().kind.is_null()) {
             return opcode::Nop::new().build();
         }
+        let len = |v: &IoVec| u32::try_from(v.iov_len).unwrap_or(u32::MAX);
         let entry = match transfer.action() {
+            // One piece needs no list for the kernel to copy.
+            Action::Read { iovecs: [one], offset } => {
+                opcode::Read::new(fd, one.iov_base.cast(), len(one)).offset(offset).build()
+            }
+            Action::Write { iovecs: [one], offset } => {
+                opcode::Write::new(fd, one.iov_base.cast(), len(one)).offset(offset).build()
+            }
             Action::Read { iovecs, offset } => {
                 opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
             }
@@ -186,7 +199,7 @@ impl Engine for UringEngine {
         unsafe { self.push(&entry.user_data(u64::from(slot))) };
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()> {
         self.arm_watches();
         if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
             return self.enter();
@@ -196,7 +209,12 @@ impl Engine for UringEngine {
         if let Some(timespec) = &timespec {
             args = args.timespec(timespec);
         }
-        match self.ring.submitter().submit_with_args(1, &args) {
+        let mut nr = 1;
+        if nr_wanted > 1 && self.can_gather {
+            nr = nr_wanted as usize;
+            args = args.min_wait_usec(u32::try_from(GATHER_TIME.as_micros()).unwrap_or(0));
+        }
+        match self.ring.submitter().submit_with_args(nr, &args) {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
                 // Interrupted or timed out; or too many completions wait to be taken, which comes next.
@@ -296,7 +314,7 @@ impl Drop for UringEngine {
     fn drop(&mut self) {
         // The kernel may still write into what the transfers own: it is not freed before the kernel is done with it.
         while self.nr_in_flight() != 0 {
-            if self.wait(None).is_err() {
+            if self.wait(None, 1).is_err() {
                 for slot in &mut self.slots {
                     std::mem::forget(slot.take());
                 }

@@ -30,7 +30,7 @@ impl Engine for SimEngine {
         world.poke();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, _nr_wanted: u32) -> io::Result<()> {
         let mut world = self.0.borrow_mut();
         world.wait(timeout);
         world.control.active_before = world.active_ports();

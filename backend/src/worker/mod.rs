@@ -3,6 +3,7 @@
 //! Each turn of its loop handles everything that has happened, takes everything that is available, publishes the used
 //! ring once and calls the guest at most once; what is to be sent goes out with the call that waits.
 
+mod batch;
 mod command;
 mod poll;
 
@@ -20,6 +21,7 @@ use polypath_paths::{Held, MapState, WithoutPath};
 use polypath_selector::{NewError, Outcome};
 use vm_memory::Bytes as _;
 
+use batch::Batch;
 pub use command::{Command, WorkerHandle};
 use poll::Window;
 
@@ -36,6 +38,9 @@ use crate::vring::{Descriptor, Pop, Vring};
 
 /// How often a ring without a kick descriptor is looked at, while its guest polls as well.
 const POLLED_RING_INTERVAL: Duration = Duration::from_micros(100);
+
+/// Most answers in one turn of a load so shallow that its next request is looked for.
+const POLLED_DEPTH_MAX: u32 = 2;
 
 /// How long a request that every active path has refused waits before it asks them again, while a path is missing.
 const REFUSED_WAIT_NS: u64 = 500_000_000;
@@ -87,6 +92,12 @@ pub struct Worker<E> {
     /// The time at which this turn began, in ns.
     now_ns: u64,
     window: Window,
+    batch: Batch,
+    /// Answers that the last sleep was for (0: there was none), and how long it took.
+    nr_wanted: u32,
+    slept_ns: u64,
+    /// Answers that the last turn had.
+    nr_done: u32,
     /// Transfers without a request, to be used again.
     #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
@@ -151,6 +162,10 @@ impl<E: Engine> Worker<E> {
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
             window: Window::new(tuning.poll_ns),
+            batch: Batch::new(),
+            nr_wanted: 0,
+            slept_ns: 0,
+            nr_done: 0,
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
             held: VecDeque::with_capacity(size),
@@ -192,17 +207,24 @@ impl<E: Engine> Worker<E> {
 
     /// Sends what is queued, and waits until something has happened.
     fn wait(&mut self) -> io::Result<()> {
-        if self.window.ns() != 0 && self.poll()? {
+        // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
+        // where answers come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
+        let is_idle = self.engine.nr_in_flight() == 0 && self.nr_done <= POLLED_DEPTH_MAX;
+        if is_idle && self.window.ns() != 0 && self.poll()? {
             return Ok(());
         }
         if self.must_look_again() {
-            return self.engine.wait(Some(Duration::ZERO));
+            return self.engine.wait(Some(Duration::ZERO), 1);
         }
         let timeout = self.timeout();
         let begun_ns = self.engine.now_ns();
         self.stats().nr_sleeps.add_one();
-        self.engine.wait(timeout)?;
-        self.window.slept(self.engine.now_ns().saturating_sub(begun_ns));
+        self.nr_wanted = self.batch.wanted(self.engine.nr_in_flight());
+        self.engine.wait(timeout, self.nr_wanted)?;
+        self.slept_ns = self.engine.now_ns().saturating_sub(begun_ns);
+        if is_idle {
+            self.window.slept(self.slept_ns);
+        }
         Ok(())
     }
 
@@ -276,9 +298,15 @@ impl<E: Engine> Worker<E> {
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
         let mut woken = false;
+        let mut nr_events = 0;
+        self.nr_done = 0;
         while let Some(event) = self.engine.next_event() {
+            nr_events += 1;
             match event {
-                Event::Done(transfer, result) => self.completed(transfer, result),
+                Event::Done(transfer, result) => {
+                    self.nr_done += 1;
+                    self.completed(transfer, result);
+                }
                 Event::Kick => {}
                 Event::Wake => {
                     woken = true;
@@ -286,6 +314,10 @@ impl<E: Engine> Worker<E> {
                     self.guard_stuck_writes();
                 }
             }
+        }
+        if self.nr_wanted != 0 {
+            self.batch.came(nr_events, self.nr_wanted, self.slept_ns);
+            self.nr_wanted = 0;
         }
         if woken {
             self.look();

@@ -1,4 +1,4 @@
-//! Looking for work for a moment before sleeping.
+//! Looking for requests for a moment before sleeping, when nothing is under way.
 //!
 //! A sleep costs two context switches and a notification; on a fast path that is more than the I/O itself. The window in
 //! which the worker looks by itself grows while its sleeps are so short that a longer look would have found the work, and

@@ -70,7 +70,7 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
         self.nr_in_flight += 1;
     }
 
-    fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, _timeout: Option<Duration>, _nr_wanted: u32) -> io::Result<()> {
         if !self.done.is_empty() {
             return Ok(());
         }

@@ -15,6 +15,10 @@ pub enum DiskKind {
     Tmpfs,
     /// A loop device on a file on tmpfs: a real block device, answered later by a kernel thread.
     Loop,
+    /// No device: answered at once, by way of io_uring where there is a choice.
+    Null,
+    /// No device, and answered by the server itself.
+    NullInline,
 }
 
 impl DiskKind {
@@ -24,6 +28,8 @@ impl DiskKind {
         match self {
             Self::Tmpfs => "tmpfs",
             Self::Loop => "loop",
+            Self::Null => "null",
+            Self::NullInline => "null-inline",
         }
     }
 }
@@ -33,20 +39,38 @@ pub(super) struct Disk {
     device: Option<LoopDev>,
     file: PathBuf,
     bytes: u64,
-    _mount: Mount,
+    _mount: Option<Mount>,
 }
 
 impl Disk {
     pub(super) fn new(kind: DiskKind, bytes: u64) -> Result<Self> {
+        if matches!(kind, DiskKind::Null | DiskKind::NullInline) {
+            let inline = if kind == DiskKind::NullInline { ",inline" } else { "" };
+            return Ok(Self {
+                device: None,
+                file: format!("null:{bytes}{inline}").into(),
+                bytes,
+                _mount: None,
+            });
+        }
         // Metadata of the file system wants some room too.
         let mount = Mount::tmpfs(bytes + (16 << 20)).context("mount a tmpfs")?;
         let file = mount.path().join("disk");
         fill(&file, bytes).context("fill the disk")?;
         let device = match kind {
-            DiskKind::Tmpfs => None,
+            DiskKind::Tmpfs | DiskKind::Null | DiskKind::NullInline => None,
             DiskKind::Loop => Some(LoopDev::on(&file).attach()?),
         };
-        Ok(Self { device, file, bytes, _mount: mount })
+        Ok(Self { device, file, bytes, _mount: Some(mount) })
+    }
+
+    /// I/Os that the device has done so far, and bytes that it has moved; None where nobody counts them.
+    pub(super) fn counters(&self) -> Option<(u64, u64)> {
+        let name = self.device.as_ref()?.path().file_name()?.to_owned();
+        let stat = std::fs::read_to_string(Path::new("/sys/block").join(name).join("stat")).ok()?;
+        let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        // Documentation/block/stat.rst: reads, merged, sectors, ticks, writes, merged, sectors.
+        Some((fields.first()? + fields.get(4)?, (fields.get(2)? + fields.get(6)?) * 512))
     }
 
     pub(super) fn path(&self) -> &Path {

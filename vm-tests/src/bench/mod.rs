@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result};
 
 use client::{Client, Sample};
 use direct::Direct;
-use disk::Disk;
+use disk::{Disk, DiskKind};
 use host::{Cores, Priority, Usage};
 use report::{Measured, Report};
 use server::{BenchServer, Program};
@@ -32,6 +32,9 @@ use workload::Workload;
 
 /// Part of a run's time that goes by before it counts.
 const WARM_UP: f64 = 0.15;
+
+/// I/Os and bytes at the device, where they are counted.
+type DeviceCounts = Option<(u64, u64)>;
 
 /// What is measured: the client of one program, and where to look for the program's own costs.
 struct Target {
@@ -55,13 +58,21 @@ impl Target {
         Ok(Self { program, client: Box::new(client), server: Some(server) })
     }
 
-    fn run(&mut self, workload: &Workload, disk: &Disk, time: Duration) -> Result<(Sample, Usage)> {
+    fn run(
+        &mut self,
+        workload: &Workload,
+        disk: &Disk,
+        time: Duration,
+    ) -> Result<(Sample, Usage, DeviceCounts)> {
         let what = || format!("{}, {}", self.program, workload.name);
         let client = self.client.as_mut();
         client::run(client, workload, disk.bytes(), time.mul_f64(WARM_UP)).with_context(what)?;
         let before = usage(self.server.as_ref());
+        let device_before = disk.counters();
         let sample = client::run(client, workload, disk.bytes(), time).with_context(what)?;
-        Ok((sample, usage(self.server.as_ref()).since(before)))
+        let device = disk.counters().zip(device_before);
+        let device = device.map(|(now, then)| (now.0 - then.0, now.1 - then.1));
+        Ok((sample, usage(self.server.as_ref()).since(before), device))
     }
 }
 
@@ -80,13 +91,18 @@ pub fn main(options: &Options) -> Result<()> {
     for kind in &options.disks {
         let disk = Disk::new(*kind, options.disk_bytes)?;
         let mut targets = Vec::new();
+        let has_device = !matches!(kind, DiskKind::Null | DiskKind::NullInline);
         for &program in &options.programs {
+            // Without a device there is nothing to compare with for those that have no server.
+            if program == Program::IoUring && !has_device {
+                continue;
+            }
             targets.push(Target::new(program, &disk, options, cores)?);
         }
         for round in 0..options.rounds {
             for workload in &options.workloads {
                 for target in &mut targets {
-                    let (sample, usage) = target.run(workload, &disk, options.time)?;
+                    let (sample, usage, device) = target.run(workload, &disk, options.time)?;
                     report.add(Measured {
                         disk: *kind,
                         workload,
@@ -94,6 +110,7 @@ pub fn main(options: &Options) -> Result<()> {
                         round,
                         sample,
                         usage,
+                        device,
                     });
                 }
             }

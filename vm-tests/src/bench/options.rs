@@ -15,8 +15,8 @@ pub const HELP: &str = "\
 Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in memory.
 
   --quick              4 KiB random reads at depth 1 and 32, three short rounds (under 30 s)
-  --disks LIST         of: tmpfs, loop                      [default: both]
-  --programs LIST      of: io_uring, qsd, polypath          [default: all]
+  --disks LIST         of: tmpfs, loop, null, null-inline   [default: tmpfs,loop]
+  --programs LIST      of: io_uring, qsd, polypath, no-merge, no-poll [default: the first three]
   --workloads LIST     names of the table's loads           [default: all]
   --rounds N           rounds, interleaved                  [default: 5]
   --seconds S          seconds per run                      [default: 1]
@@ -27,6 +27,11 @@ Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in me
 
 Lists are words between commas. Prints a table and writes it and a JSON file to the results.
 ";
+
+const DISKS: [DiskKind; 4] = [DiskKind::Tmpfs, DiskKind::Loop, DiskKind::Null, DiskKind::NullInline];
+
+const PROGRAMS: [Program; 5] =
+    [Program::IoUring, Program::Qsd, Program::Polypath, Program::NoMerge, Program::NoPoll];
 
 /// What to run.
 #[derive(Debug)]
@@ -65,12 +70,9 @@ impl Options {
                     options.time = Duration::from_millis(300);
                     options.disk_bytes = 64 << 20;
                 }
-                "--disks" => {
-                    options.disks = list(&arg, &value()?, &[DiskKind::Tmpfs, DiskKind::Loop], |d| d.name())?
-                }
+                "--disks" => options.disks = list(&arg, &value()?, &DISKS, |d| d.name())?,
                 "--programs" => {
-                    let all = [Program::IoUring, Program::Qsd, Program::Polypath];
-                    options.programs = list(&arg, &value()?, &all, |program| program.name())?;
+                    options.programs = list(&arg, &value()?, &PROGRAMS, |program| program.name())?;
                 }
                 "--workloads" => {
                     let names = value()?;

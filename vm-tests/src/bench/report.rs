@@ -22,6 +22,8 @@ pub(super) struct Measured {
     pub(super) round: usize,
     pub(super) sample: Sample,
     pub(super) usage: Usage,
+    /// I/Os and bytes at the device.
+    pub(super) device: Option<(u64, u64)>,
 }
 
 impl Measured {
@@ -35,6 +37,11 @@ impl Measured {
 
     fn switches(&self) -> f64 {
         self.usage.voluntary_switches as f64 / self.requests()
+    }
+
+    /// Average size of an I/O at the device, in KiB.
+    fn device_kib(&self) -> f64 {
+        self.device.map_or(f64::NAN, |(nr, bytes)| bytes as f64 / nr.max(1) as f64 / 1024.0)
     }
 
     fn requests(&self) -> f64 {
@@ -129,7 +136,7 @@ impl<'a> Report<'a> {
             writeln!(
                 text,
                 "| load | program | IOPS | +- % | best | of io_uring | of qsd | mean us | p50 us | p99 us | CPU us/IO | \
-                 switches/IO |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+                 switches/IO | device KiB |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
             )?;
             for workload in &self.options.workloads {
                 let lines = self.lines(disk, workload);
@@ -145,7 +152,7 @@ impl<'a> Report<'a> {
                     };
                     writeln!(
                         text,
-                        "| {} | {} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {:.1} | {:.1} | {:.2} | {:.3} |",
+                        "| {} | {} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {:.1} | {:.1} | {:.2} | {:.3} | {:.0} |",
                         workload.name,
                         line.program,
                         line.median(Measured::iops),
@@ -158,6 +165,7 @@ impl<'a> Report<'a> {
                         line.median(|run| run.sample.latency.quantile_us(0.99)),
                         line.median(Measured::cpu_us),
                         line.median(Measured::switches),
+                        line.median(Measured::device_kib),
                     )?;
                 }
             }
@@ -188,6 +196,8 @@ impl<'a> Report<'a> {
                     "latency_p99_us": run.sample.latency.quantile_us(0.99),
                     "cpu_us_per_io": run.cpu_us(),
                     "voluntary_switches_per_io": run.switches(),
+                    "device_ios": run.device.map(|(nr, _)| nr),
+                    "device_bytes": run.device.map(|(_, bytes)| bytes),
                 })
             })
             .collect();

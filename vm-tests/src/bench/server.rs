@@ -26,6 +26,10 @@ pub enum Program {
     Qsd,
     /// This project's.
     Polypath,
+    /// The same with merging off.
+    NoMerge,
+    /// The same without polling before a sleep.
+    NoPoll,
 }
 
 impl Program {
@@ -36,6 +40,8 @@ impl Program {
             Self::IoUring => "io_uring",
             Self::Qsd => "qsd",
             Self::Polypath => "polypath",
+            Self::NoMerge => "no-merge",
+            Self::NoPoll => "no-poll",
         }
     }
 }
@@ -59,7 +65,9 @@ impl BenchServer {
         let socket = dir.path().join("sock");
         let mut command = match program {
             Program::Qsd => qsd(disk, &socket)?,
-            _ => polypath(disk, &socket, args)?,
+            Program::NoMerge => polypath(disk, &socket, args, &["--merge-max", "0"])?,
+            Program::NoPoll => polypath(disk, &socket, args, &["--poll-us", "0"])?,
+            _ => polypath(disk, &socket, args, &[])?,
         };
         // SAFETY: sched_setaffinity is a plain system call; the closure allocates nothing.
         unsafe { command.pre_exec(move || host::pin(core)) };
@@ -91,23 +99,30 @@ impl Drop for BenchServer {
     }
 }
 
-fn polypath(disk: &Path, socket: &Path, args: &[OsString]) -> Result<Command> {
+fn polypath(disk: &Path, socket: &Path, args: &[OsString], more: &[&str]) -> Result<Command> {
     let mut command = Command::new(polypath_bin()?);
     command.arg("--socket-path").arg(socket).arg("--path").arg(disk).args(["--num-queues", "1"]);
-    command.args(["--log-level", "warn"]).args(args);
+    command.args(["--log-level", "warn"]).args(args).args(more);
     Ok(command)
 }
 
 fn qsd(disk: &Path, socket: &Path) -> Result<Command> {
-    let is_device = std::fs::metadata(disk)?.file_type().is_block_device();
-    let driver = if is_device { "host_device" } else { "file" };
     // A comma inside a value is doubled in QEMU's option syntax.
     let text = |path: &Path| path.to_str().map(|path| path.replace(',', ",,")).context("path is not UTF-8");
-    let (disk, socket) = (text(disk)?, text(socket)?);
+    let (disk_text, socket) = (text(disk)?, text(socket)?);
+    let null = disk_text.strip_prefix("null:").and_then(|rest| rest.split(',').next());
+    let node = match null {
+        Some(size) => format!("driver=null-co,node-name=disk,size={size},read-zeroes=off"),
+        None => {
+            let is_device = std::fs::metadata(disk)?.file_type().is_block_device();
+            let driver = if is_device { "host_device" } else { "file" };
+            format!(
+                "driver={driver},node-name=disk,filename={disk_text},cache.direct=on,aio=io_uring,locking=off"
+            )
+        }
+    };
     let mut command = Command::new("qemu-storage-daemon");
-    command.args(["--object", "iothread,id=io0"]).arg("--blockdev").arg(format!(
-        "driver={driver},node-name=disk,filename={disk},cache.direct=on,aio=io_uring,locking=off"
-    ));
+    command.args(["--object", "iothread,id=io0"]).arg("--blockdev").arg(node);
     command.arg("--export").arg(format!(
         "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},num-queues=1,writable=on,\
          iothread=io0"

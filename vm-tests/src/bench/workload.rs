@@ -5,6 +5,8 @@
 pub(super) enum Order {
     Random,
     Sequential,
+    /// So many sequential streams, each in a part of the disk of its own, by turns.
+    Streams(u64),
 }
 
 /// One load: `depth` requests of `bytes` under way all the time.
@@ -36,8 +38,11 @@ impl Workload {
         load("randread-4k-qd128", false, Order::Random, 4096, 128),
         load("randwrite-4k-qd1", true, Order::Random, 4096, 1),
         load("randwrite-4k-qd32", true, Order::Random, 4096, 32),
-        load("read-4k-qd32", false, Order::Sequential, 4096, 32),
-        load("write-4k-qd32", true, Order::Sequential, 4096, 32),
+        load("randwrite-4k-qd128", true, Order::Random, 4096, 128),
+        quick(load("read-4k-qd64", false, Order::Sequential, 4096, 64)),
+        load("write-4k-qd64", true, Order::Sequential, 4096, 64),
+        load("read-4k-20x16", false, Order::Streams(20), 4096, 320),
+        load("write-4k-20x16", true, Order::Streams(20), 4096, 320),
         load("read-128k-qd8", false, Order::Sequential, 128 << 10, 8),
     ];
 
@@ -83,6 +88,12 @@ impl Iterator for Offsets {
             Order::Sequential => {
                 self.next = if self.next + 1 < self.blocks { self.next + 1 } else { 0 };
                 self.next
+            }
+            Order::Streams(nr) => {
+                let part = self.blocks / nr;
+                let (stream, step) = (self.next % nr, self.next / nr);
+                self.next += 1;
+                stream * part + step % part
             }
             Order::Random => {
                 self.random ^= self.random << 13;

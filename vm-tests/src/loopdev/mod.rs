@@ -29,6 +29,9 @@ const FLAG_READ_ONLY: u32 = 1;
 const FLAG_AUTOCLEAR: u32 = 4;
 const FLAG_DIRECT_IO: u32 = 16;
 
+/// Requests that a loop device takes at a time (the driver's default, `drivers/block/loop.c`).
+const NR_REQUESTS: u32 = 128;
+
 /// Another process may take the free device between asking and attaching.
 const NR_TRIES: usize = 50;
 
@@ -236,7 +239,9 @@ impl Drop for LoopDev {
     fn drop(&mut self) {
         let _ = self.set_read_only(false);
         // Outlives what the device is attached to; 0 is the default.
+        // These stay with the name: the next device of it would begin with them.
         let _ = self.set_max_sectors_kb(0);
+        let _ = self.set_nr_requests(NR_REQUESTS);
         // Autoclear would do, but only after the last user; asked now, a user that hangs on sees the device go away at its
         // own close.
         // SAFETY: no argument.

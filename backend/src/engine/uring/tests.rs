@@ -87,7 +87,7 @@ impl Case {
                 return event;
             }
             assert!(start.elapsed() < SOON, "nothing happens");
-            self.engine.wait(Some(SOON)).unwrap();
+            self.engine.wait(Some(SOON), 1).unwrap();
         }
     }
 
@@ -108,7 +108,7 @@ impl Case {
 
     /// Whatever has happened and must not have: waits a moment for it.
     fn assert_quiet(&mut self) {
-        self.engine.wait(Some(Duration::from_millis(20))).unwrap();
+        self.engine.wait(Some(Duration::from_millis(20)), 1).unwrap();
         if let Some(event) = self.engine.next_event() {
             panic!("{event:?}");
         }
@@ -257,7 +257,7 @@ fn f18_nothing_is_let_go_of_while_the_kernel_works_on_it() {
             case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
         }
         if is_sent {
-            case.engine.wait(Some(Duration::ZERO)).unwrap();
+            case.engine.wait(Some(Duration::ZERO), 1).unwrap();
         }
         let Case { links, table, guest, lease, engine, .. } = case;
         assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (65, 65));

@@ -339,6 +339,7 @@ impl Dispatcher {
     /// Takes the path that a transfer was on out after a path error, and says so once.
     pub fn fail_path(&mut self, transfer: &Transfer, errno: i32, now_ns: u64) {
         let Some(lane) = transfer.lane() else { return };
+        lane.path().note_errno(errno);
         if let FailOutcome::Failed { nr_active } = self.snapshot.fail(lane.path(), now_ns)
             && let Some(index) = self.snapshot.index_of(lane)
         {

@@ -1,7 +1,7 @@
 //! The disk as the guest sees it: features, config space, limits, serial number.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use polypath_paths::stats::WorkerStats;
@@ -14,6 +14,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use crate::back_channel::BackChannel;
 use crate::merge::MergeLimits;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
 use crate::setup;
@@ -106,7 +107,11 @@ pub struct Disk {
     map: Arc<MapState>,
     wakers: Wakers,
     id: [u8; ID_BYTES],
+    /// What holds for ever, and the size as it is now.
     limits: DiskLimits,
+    size_bytes: AtomicU64,
+    /// Where the front-end is told of another size.
+    back_channel: BackChannel,
     topology: Topology,
     stats: WorkerStats<QueueStats>,
     /// The guest's choice by CONFIG_WCE; true is write-back.
@@ -154,6 +159,8 @@ impl Disk {
             map: Arc::clone(paths.map()),
             table,
             wakers: Wakers::default(),
+            size_bytes: AtomicU64::new(disk_limits.size_bytes),
+            back_channel: BackChannel::default(),
             limits: disk_limits,
             topology,
             writeback: AtomicBool::new(true),
@@ -176,8 +183,19 @@ impl Disk {
     }
 
     /// What requests are checked against.
-    pub fn limits(&self) -> &DiskLimits {
-        &self.limits
+    pub fn limits(&self) -> DiskLimits {
+        // A word of its own: a request is checked against the size of before or that of after.
+        DiskLimits { size_bytes: self.size_bytes.load(Ordering::Relaxed), ..self.limits }
+    }
+
+    /// The disk has another size from now on. Whole blocks, never 0.
+    pub fn set_size(&self, size_bytes: u64) {
+        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// The way to tell the front-end of it.
+    pub fn back_channel(&self) -> &BackChannel {
+        &self.back_channel
     }
 
     /// The state of the paths that outlives their tables.
@@ -243,7 +261,7 @@ impl Disk {
                 field.copy_from_slice(value);
             }
         };
-        put(0, &(self.limits.size_bytes / SECTOR_BYTES).to_le_bytes());
+        put(0, &(self.limits().size_bytes / SECTOR_BYTES).to_le_bytes());
         // Header and status take two descriptors of the ring.
         put(12, &u32::from(self.options.queue_size - 2).to_le_bytes());
         put(20, &self.limits.block_bytes.to_le_bytes());

@@ -18,7 +18,7 @@ use crate::disk::Disk;
 use crate::dispatch;
 use crate::events::{Events, What};
 use crate::gather;
-use crate::probe::{self, Expected, ProbeResult};
+use crate::probe::{self, Expected, ProbeResult, SizeResult};
 use crate::status::{self, PathDetails};
 
 /// How the monitor is to work.
@@ -53,6 +53,8 @@ struct Watched {
     since_ns: u64,
     /// Its failure has been noted already, by whoever found it.
     is_noted: bool,
+    /// The size that it showed last.
+    size_bytes: Option<u64>,
     /// The probe that is under way: the answer of another one (to an earlier path of the name) is not its.
     probe_id: u64,
 }
@@ -111,6 +113,11 @@ pub struct Monitor {
     next_id: u64,
     /// Probes that have not answered.
     probes_out: BTreeSet<u64>,
+    /// A question for the size that is under way, the paths that have not answered one, and the answers.
+    resizing: Option<Resizing>,
+    sizes_out: BTreeSet<PathBuf>,
+    sizes: mpsc::Receiver<SizeResult>,
+    sizes_in: mpsc::Sender<SizeResult>,
     /// Answers to commands that took time, by their tokens.
     answers: Vec<(u64, Outcome)>,
     events: Events,
@@ -155,8 +162,11 @@ impl Monitor {
         let table = disk.table().load();
         let (results_in, results) = mpsc::channel();
         let (closed_in, closed) = mpsc::channel();
+        let (sizes_in, sizes) = mpsc::channel();
         let watched = |path: &Arc<Path>| {
-            (path.name().to_owned(), Watched::new(options.checker, path.identity().clone(), now_ns))
+            let mut watched = Watched::new(options.checker, path.identity().clone(), now_ns);
+            watched.size_bytes = Some(path.limits().size_bytes);
+            (path.name().to_owned(), watched)
         };
         Self {
             watched: table.paths().iter().map(watched).collect(),
@@ -165,6 +175,10 @@ impl Monitor {
             closing: Vec::new(),
             next_id: 1,
             probes_out: BTreeSet::new(),
+            resizing: None,
+            sizes_out: BTreeSet::new(),
+            sizes,
+            sizes_in,
             answers: Vec::new(),
             events: Events::default(),
             held_since_ns: None,
@@ -250,7 +264,8 @@ impl Monitor {
         let next_ns = next_ns
             .min(self.close_unused(now_ns))
             .min(self.give_up_adding(now_ns))
-            .min(self.give_up_replacing(now_ns));
+            .min(self.give_up_replacing(now_ns))
+            .min(self.go_on_resizing(now_ns));
         let epoch = self.disk.map().epoch();
         if epoch != self.seen_epoch {
             self.seen_epoch = epoch;
@@ -356,12 +371,16 @@ impl Monitor {
                 return;
             }
         };
+        if result.size_bytes.is_some() {
+            watched.size_bytes = result.size_bytes;
+        }
         match (watched.checker.end(now_ns, true, is_last), new) {
             (CheckerVerdict::Reinstate, Some(new)) => self.reinstate(&table, new, now_ns),
             // It was active when the probe began, so it was not opened anew.
             (CheckerVerdict::Reinstate, None) => watched.checker.suspected(now_ns),
             _ => {}
         }
+        self.grow();
     }
 
     /// Puts a path that was opened anew in the place of the old one, if it proves to be the same disk.
@@ -409,7 +428,12 @@ impl Monitor {
 
     fn check(&self, new: &Path) -> Result<(), String> {
         let (limits, known) = (new.limits(), &self.limits);
-        if limits.size_bytes != known.size_bytes {
+        // A larger one has been enlarged, and the others not yet; but what is not proved has to fit.
+        let fits = match self.options.trust_paths {
+            true => limits.size_bytes == known.size_bytes,
+            false => limits.size_bytes >= known.size_bytes,
+        };
+        if !fits {
             return Err(format!("its size is {} bytes, expected {}", limits.size_bytes, known.size_bytes));
         }
         if limits.logical_block_bytes > known.logical_block_bytes {
@@ -495,3 +519,6 @@ mod change;
 mod hang;
 mod note;
 mod replace;
+mod resize;
+
+use resize::Resizing;

@@ -18,7 +18,12 @@ pub(crate) struct ProbeResult {
     pub name: PathBuf,
     /// The path, opened anew if that was asked for; or why it does not work.
     pub found: Result<Option<Arc<Path>>, String>,
+    /// The size that it shows, if it could be asked.
+    pub size_bytes: Option<u64>,
 }
+
+/// What a path says of its size: its name, and the bytes or why it does not say.
+pub(crate) type SizeResult = (PathBuf, Result<u64, String>);
 
 /// What a path that is opened has to prove.
 #[derive(Debug)]
@@ -57,6 +62,7 @@ pub(crate) fn probe(
 ) -> io::Result<()> {
     spawn(move || {
         let name = path.name().to_owned();
+        let mut size_bytes = None;
         let found = if let Some(expected) = reopen {
             // The old descriptor is not kept open for the sake of the probe.
             let new = path.reopen().map_err(|error| error.to_string());
@@ -64,12 +70,14 @@ pub(crate) fn probe(
             new.and_then(|new| {
                 read_block(&new)?;
                 expected.check(&new)?;
+                size_bytes = Some(new.limits().size_bytes);
                 Ok(Some(Arc::new(new)))
             })
         } else {
-            read_block(&path).map(|()| None)
+            // A size that cannot be asked is no reason to leave a path out that reads.
+            read_block(&path).map(|()| size_bytes = path.shown_size_bytes().ok()).map(|()| None)
         };
-        let _ = results.send(ProbeResult { id, name, found });
+        let _ = results.send(ProbeResult { id, name, found, size_bytes });
         done();
     })
 }
@@ -91,7 +99,22 @@ pub(crate) fn open(
             expected.check(&path)?;
             Ok(Some(Arc::new(path)))
         });
-        let _ = results.send(ProbeResult { id, name, found });
+        let _ = results.send(ProbeResult { id, name, found, size_bytes: None });
+        done();
+    })
+}
+
+/// Asks a path for its size. The answer goes into `results`, then `done` is called.
+pub(crate) fn size(
+    path: Arc<Path>,
+    results: mpsc::Sender<SizeResult>,
+    done: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    spawn(move || {
+        let name = path.name().to_owned();
+        let found = path.shown_size_bytes().map_err(|error| error.to_string());
+        drop(path);
+        let _ = results.send((name, found));
         done();
     })
 }

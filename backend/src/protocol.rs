@@ -1,13 +1,20 @@
 //! What the `vhost` crate does not take: looks at a message before the crate does.
 //!
-//! The crate ends the connection at a GET_CONFIG or SET_CONFIG whose offset or size is out of bounds. The protocol has
+//! The crate makes an object of the channel back to the front-end that keeps the socket to itself and has no message for
+//! a changed config space, so that channel is taken here. It also ends the connection at a GET_CONFIG or SET_CONFIG whose offset or size is out of bounds. The protocol has
 //! an answer for those (docs/interop/vhost-user.rst: a payload of size 0 on error), so they are answered here.
 
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketType, recv,
+    recvmsg, send, sockopt,
+};
 
+const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 const SET_CONFIG: u32 = 25;
 
@@ -22,6 +29,42 @@ const CONFIG_HEADER_BYTES: u32 = 12;
 /// Bound of the crate for offset + size, and for one message.
 const CONFIG_END_MAX: u32 = 0x1000;
 const MESSAGE_BYTES_MAX: u32 = 0x1000;
+
+/// Takes the message that comes next if it brings the channel back to the front-end.
+///
+/// # Errors
+/// It brings something else, or the connection is lost.
+pub(crate) fn take_back_channel(stream: &UnixStream, reply_ack: bool) -> io::Result<Option<UnixStream>> {
+    let mut header = [0; HEADER_BYTES];
+    let (nr_bytes, _) = recv(stream, &mut header[..], RecvFlags::PEEK)?;
+    let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let (code, flags, body_bytes) = (word(0), word(4), word(8));
+    if nr_bytes != header.len() || code != SET_BACKEND_REQ_FD || body_bytes > MESSAGE_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut taken = [0; HEADER_BYTES];
+    // What comes along comes with the first byte.
+    recvmsg(stream, &mut [io::IoSliceMut::new(&mut taken)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    take(stream, body_bytes as usize)?;
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "not a channel to the front-end");
+    let (Some(fd), true) = (fds.pop(), fds.is_empty()) else { return Err(invalid()) };
+    let is_unix = sockopt::socket_domain(fd.as_fd()) == Ok(AddressFamily::UNIX);
+    if !is_unix || sockopt::socket_type(fd.as_fd()) != Ok(SocketType::STREAM) {
+        return Err(invalid());
+    }
+    if reply_ack && flags & NEED_REPLY != 0 {
+        put(stream, &[code, VERSION | REPLY, 8, 0, 0])?;
+    }
+    Ok(Some(UnixStream::from(fd)))
+}
 
 /// Answers the message that comes next if the crate would not. True if it was answered, false if it is the crate's.
 pub(crate) fn answer_odd_config(stream: &UnixStream, reply_ack: bool) -> io::Result<bool> {

@@ -91,7 +91,7 @@ pub struct Range {
 }
 
 /// What a request is checked against.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct DiskLimits {
     /// Size of the disk in bytes.
     pub size_bytes: u64,

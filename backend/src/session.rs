@@ -17,7 +17,7 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    Backend, BackendReqHandler, Error as ProtocolError, GpuBackend, Result as ProtocolResult,
+    BackendReqHandler, Error as ProtocolError, GpuBackend, Result as ProtocolResult,
     VhostUserBackendReqHandlerMut,
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -49,7 +49,14 @@ fn serve_messages(disk: Arc<Disk>, stream: UnixStream) -> ProtocolError {
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let error = loop {
         let reply_ack = with(&session, |s| s.reply_ack());
-        match protocol::answer_odd_config(&peeked, reply_ack) {
+        let seen_to = protocol::take_back_channel(&peeked, reply_ack).and_then(|channel| match channel {
+            Some(channel) => {
+                with(&session, |s| s.disk.back_channel().set(Some(channel)));
+                Ok(true)
+            }
+            None => protocol::answer_odd_config(&peeked, reply_ack),
+        });
+        match seen_to {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -65,7 +72,10 @@ fn serve_messages(disk: Arc<Disk>, stream: UnixStream) -> ProtocolError {
             Err(error) => break error,
         }
     };
-    with(&session, Session::stop_all);
+    with(&session, |session| {
+        session.stop_all();
+        session.disk.back_channel().set(None);
+    });
     error
 }
 
@@ -109,8 +119,8 @@ struct Session {
     inflight: Option<Arc<InflightArea>>,
     /// Where writes to guest memory are marked while the guest moves to another host.
     log: Option<Arc<DirtyLog>>,
-    /// The channel back to the front-end; kept open as long as the connection.
-    backend: Option<Backend>,
+    /// Whether the front-end has read the config space by this connection.
+    knows_config: bool,
 }
 
 impl Session {
@@ -125,7 +135,7 @@ impl Session {
             nr_workers: Arc::new(AtomicUsize::new(0)),
             inflight: None,
             log: None,
-            backend: None,
+            knows_config: false,
             disk,
         }
     }
@@ -229,6 +239,11 @@ impl Session {
         })?;
         log::debug!("queue started: queue={index} size={}", self.queues[index].size);
         self.queues[index].worker = Some(worker);
+        if !self.knows_config {
+            // It came back and goes by what it was told before; the size may have changed since.
+            self.knows_config = true;
+            self.disk.back_channel().config_changed();
+        }
         Ok(())
     }
 
@@ -487,6 +502,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> ProtocolResult<Vec<u8>> {
+        self.knows_config = true;
         self.disk.read_config(offset, size).ok_or(ProtocolError::InvalidParam)
     }
 
@@ -494,10 +510,6 @@ impl VhostUserBackendReqHandlerMut for Session {
         // What cannot be written is ignored, as a device ignores writes to read-only fields.
         self.disk.write_config(offset, bytes, self.features);
         Ok(())
-    }
-
-    fn set_backend_req_fd(&mut self, backend: Backend) {
-        self.backend = Some(backend);
     }
 
     fn get_max_mem_slots(&mut self) -> ProtocolResult<u64> {

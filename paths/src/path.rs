@@ -108,6 +108,14 @@ impl Path {
         &self.limits
     }
 
+    /// Size in bytes as the path shows it now; it may not be whole blocks. Blocks as long as the storage does.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub fn shown_size_bytes(&self) -> std::io::Result<u64> {
+        open::size_of(&self.file)
+    }
+
     /// Which LUN it leads to.
     pub fn identity(&self) -> &Identity {
         &self.identity

@@ -70,7 +70,9 @@ pub fn prove(
     size_bytes: u64,
     reference: Option<&Path>,
 ) -> Result<(), ProofError> {
-    if path.limits().size_bytes != size_bytes {
+    // A larger one that is surely the same has been enlarged, and the others not yet.
+    let found_bytes = path.limits().size_bytes;
+    if found_bytes < size_bytes || (found_bytes != size_bytes && path.identity() != known) {
         return Err(ProofError::Size { found_bytes: path.limits().size_bytes, known_bytes: size_bytes });
     }
     if path.identity() == known {
@@ -112,7 +114,7 @@ fn is_weak(path: &Path) -> bool {
 /// Byte offset of the first sample that differs, if any.
 fn compare(a: &Path, b: &Path) -> Result<Option<u64>, ProofError> {
     let block = u64::from(a.limits().logical_block_bytes.max(b.limits().logical_block_bytes)).max(4096);
-    let nr_blocks = (a.limits().size_bytes / block).max(1);
+    let nr_blocks = (a.limits().size_bytes.min(b.limits().size_bytes) / block).max(1);
     let mut is_blank = true;
     for i in 0..NR_SAMPLES.min(nr_blocks) {
         let index = if nr_blocks <= NR_SAMPLES { i } else { (nr_blocks - 1) * i / (NR_SAMPLES - 1) };
@@ -165,7 +167,10 @@ mod tests {
         let error = prove(&b, a.identity(), 8192, Some(&a)).unwrap_err();
         assert!(matches!(error, ProofError::Identity { .. }));
         assert_eq!(error.to_string().matches("inode").count(), 2, "both are named: {error}");
-        assert!(matches!(prove(&a, a.identity(), 4096, None), Err(ProofError::Size { .. })));
+        // Larger is right for the very same disk, which has been enlarged; smaller never is.
+        assert!(prove(&a, a.identity(), 4096, None).is_ok());
+        assert!(matches!(prove(&b, a.identity(), 4096, Some(&a)), Err(ProofError::Size { .. })));
+        assert!(matches!(prove(&a, a.identity(), 12288, None), Err(ProofError::Size { .. })));
     }
 
     #[test]

@@ -115,7 +115,11 @@ impl Table {
             return Err(TableError::TooMany(paths.len()));
         }
         for path in &paths {
-            Self::check_same(first, path, trusted)?;
+            Self::check_identity(first, path, trusted)?;
+            // Later, sizes may differ for a while: the guest was told one that all paths have.
+            if limits.is_none() {
+                Self::check_size(first, path)?;
+            }
         }
         let strictest = Limits::strictest(paths.iter().map(|p| p.limits())).ok_or(TableError::Empty)?;
         let limits = match limits {
@@ -130,7 +134,7 @@ impl Table {
     }
 
     /// Whether `path` leads to where `first` does.
-    pub fn check_same(first: &Path, path: &Path, trusted: bool) -> Result<(), TableError> {
+    fn check_identity(first: &Path, path: &Path, trusted: bool) -> Result<(), TableError> {
         if !trusted && path.identity() != first.identity() {
             return Err(TableError::Identity(Box::new(Mismatch {
                 name: path.name().display().to_string(),
@@ -139,6 +143,11 @@ impl Table {
                 first_identity: first.identity().clone(),
             })));
         }
+        Ok(())
+    }
+
+    /// Whether `path` shows the size that `first` does.
+    fn check_size(first: &Path, path: &Path) -> Result<(), TableError> {
         if path.limits().size_bytes != first.limits().size_bytes {
             return Err(TableError::Size {
                 name: path.name().display().to_string(),

@@ -9,6 +9,7 @@
 //! | `remove_path DEV` | takes a path out; answers when its descriptor is closed |
 //! | `path_args DEV ARG ...` | changes a path's arguments for its selector (service-time: repeat count, weight) |
 //! | `regroup_path DEV GROUP` | moves a path |
+//! | `resize`, `resize shrink` | asks the paths for their size and takes it over; a smaller one only with `shrink` |
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,10 @@ pub(crate) fn run(
         }
         ["remove_path", device] => {
             monitor.remove_path(Path::new(device), token, now_ns)?;
+            return Ok(None);
+        }
+        ["resize"] | ["resize", "shrink"] => {
+            monitor.resize(words.len() == 2, token, now_ns)?;
             return Ok(None);
         }
         ["path_args", device, args @ ..] => monitor.set_path_args(Path::new(device), args)?,

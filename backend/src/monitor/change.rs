@@ -200,7 +200,8 @@ impl Monitor {
         {
             self.fail_back(&table);
         }
-        let watched = Watched::new(self.options.checker, path.identity().clone(), now_ns);
+        let mut watched = Watched::new(self.options.checker, path.identity().clone(), now_ns);
+        watched.size_bytes = Some(path.limits().size_bytes);
         self.watched.insert(result.name, watched);
         Ok(())
     }

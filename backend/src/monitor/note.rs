@@ -22,6 +22,7 @@ impl Watched {
             reason: None,
             since_ns: now_ns,
             is_noted: false,
+            size_bytes: None,
             probe_id: 0,
         }
     }

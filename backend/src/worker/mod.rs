@@ -444,7 +444,7 @@ impl<E: Engine> Worker<E> {
         }
         let limits = self.config.disk.limits();
         let (request, status) =
-            request::parse(self.map.map(), head, &self.chain, limits, &mut transfer.buffers);
+            request::parse(self.map.map(), head, &self.chain, &limits, &mut transfer.buffers);
         if let Some(status) = status {
             self.pool.push(transfer);
             return self.answer(request, 0, status);

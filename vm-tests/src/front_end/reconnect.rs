@@ -68,6 +68,17 @@ impl Kept {
 
     /// Connects, as often as it takes, agrees to what was agreed before, and starts all rings.
     pub fn reconnect(&self, socket: &Path, resume: Resume, timeout: Duration) -> Result<Session> {
+        self.reconnect_with(socket, resume, timeout, |_| Ok(()))
+    }
+
+    /// The same with further messages before the memory is given.
+    pub fn reconnect_with(
+        &self,
+        socket: &Path,
+        resume: Resume,
+        timeout: Duration,
+        more: impl FnOnce(&Session) -> Result<()>,
+    ) -> Result<Session> {
         let deadline = Instant::now() + timeout;
         let mut session = loop {
             match Session::raw(socket) {
@@ -79,6 +90,7 @@ impl Kept {
         session.set_owner()?;
         session.agree(self.features, PROTOCOL_MASK)?;
         ensure!(session.features == self.features, "features {:#x}", session.features);
+        more(&session)?;
         session.set_mem_table(&self.memory)?;
         if let Some(inflight) = &self.inflight {
             ensure!(session.protocol & proto::INFLIGHT_SHMFD != 0, "no in-flight tracking");

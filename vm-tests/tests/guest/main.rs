@@ -13,5 +13,6 @@ mod lifecycle;
 mod migration;
 mod paths;
 mod read_only;
+mod resize;
 mod support;
 mod verify;

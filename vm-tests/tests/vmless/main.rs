@@ -37,6 +37,7 @@ mod migration;
 mod multipath;
 mod protocol;
 mod ranges;
+mod resize;
 mod retry;
 mod rig;
 mod soak;

@@ -1,10 +1,13 @@
 //! Requests that arrive together and touch or overlap.
 
+use std::time::Duration;
+
+use polypath_vm_tests::faulty::{FaultyFs, Rule};
 use polypath_vm_tests::front_end::verify::Rng;
-use polypath_vm_tests::front_end::{Cut, Disk, Framing, OK, Op};
+use polypath_vm_tests::front_end::{Cut, Disk, Framing, IOERR, OK, Op};
 use polypath_vm_tests::server::Server;
 
-use crate::common::{Image, MIB, filled, serve, statuses};
+use crate::common::{Image, MIB, SOON, filled, need, serve, statuses};
 
 fn write(sectors: std::ops::Range<u64>, byte: u8) -> (std::ops::Range<u64>, u8, Op) {
     let len = usize::try_from(sectors.end - sectors.start).unwrap() * 512;
@@ -144,10 +147,96 @@ fn f15_adjacent_requests_that_pass_the_limit_of_one_call() {
     }
     queue.kick();
     for _ in 0..nr {
-        let used = queue.wait(std::time::Duration::from_secs(60)).unwrap();
+        let used = queue.wait(Duration::from_secs(60)).unwrap();
         assert_eq!(u64::from(used.len), len + 1);
     }
     assert!(heads.iter().all(|(_, status)| status.bytes() == [OK]));
     assert!(data.bytes().iter().all(|&b| b == 0), "holes read as zeros");
     assert_eq!(server.count_log("path failed"), 0);
+}
+
+/// First sectors of reads of 4 KiB each, four streams by turns.
+fn four_streams() -> Vec<u64> {
+    (0..8).flat_map(|i| (0..4).map(move |stream| stream * 512 + i * 8)).collect()
+}
+
+#[test]
+fn adjacent_requests_of_one_kick_become_one_io_each_stream_for_itself() {
+    need!(faulty);
+    let image = Image::filled(MIB);
+    for (merge_max, nr_expected) in [("512", 4), ("16", 8), ("0", 32)] {
+        let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+        let server = Server::polypath().path(fs.path("a")).arg("--merge-max").arg(merge_max).start().unwrap();
+        let mut disk = Disk::at(server.socket()).queue_size(256).open().unwrap();
+        let before = fs.counts("a").reads;
+        let ops: Vec<_> = four_streams().into_iter().map(|sector| Op::read(sector, 8)).collect();
+        for (sector, done) in four_streams().into_iter().zip(disk.q().run_all(&ops).unwrap()) {
+            assert!(done.status == OK && done.data == filled(sector, 8), "sector {sector}");
+        }
+        // A probe may have come in between.
+        let nr = fs.counts("a").reads - before;
+        assert!((nr_expected..=nr_expected + 1).contains(&nr), "--merge-max {merge_max}: {nr} reads");
+    }
+}
+
+#[test]
+fn what_waits_for_a_full_path_merges() {
+    need!(faulty);
+    let image = Image::filled(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let server = Server::polypath().path(fs.path("a")).arg("--path-depth").arg("1").start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(256).open().unwrap();
+    fs.rule("a", Rule::hold().reads());
+    disk.q().stage(&Op::read(1024, 8)).unwrap();
+    disk.q().kick();
+    fs.wait_held("a", 1, SOON).unwrap();
+    // One kick each, in an order that nobody would choose.
+    for i in [3, 0, 7, 5, 1, 6, 2, 4] {
+        disk.q().stage(&Op::read(i * 8, 8)).unwrap();
+        disk.q().kick();
+    }
+    // Time to take them all in.
+    std::thread::sleep(Duration::from_millis(50));
+    let before = fs.counts("a").reads;
+    fs.clear("a");
+    fs.release("a");
+    let done = disk.q().drain().unwrap();
+    assert!(done.len() == 9 && done.iter().all(|done| done.status == OK));
+    let nr = fs.counts("a").reads - before;
+    assert!((1..=2).contains(&nr), "{nr} reads");
+}
+
+#[test]
+fn a_flush_keeps_what_comes_before_and_after_it_apart() {
+    need!(faulty);
+    let image = Image::empty(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let server = Server::polypath().path(fs.path("a")).start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(64).open().unwrap();
+    let before = fs.counts("a");
+    let write = |i: u64| Op::write(i * 8, filled(i * 8, 8));
+    let ops = [write(0), write(1), Op::Flush, write(2), write(3)];
+    assert_eq!(statuses(disk.q(), &ops), [OK; 5]);
+    assert_eq!(fs.counts("a").writes - before.writes, 2);
+    image.assert_filled(0..32);
+}
+
+#[test]
+fn f09_an_error_in_a_merged_write_is_that_members_alone() {
+    need!(faulty);
+    let image = Image::empty(MIB);
+    for errno in [libc::ENODATA, libc::EREMOTEIO, libc::ENOSPC, libc::EINVAL] {
+        let fs = FaultyFs::mount(&image.path, &["a", "b"]).unwrap();
+        let server = Server::polypath().paths(fs.paths(&["a", "b"])).start().unwrap();
+        let mut disk = Disk::at(server.socket()).queue_size(128).open().unwrap();
+        for name in ["a", "b"] {
+            fs.rule(name, Rule::errno(errno).writes().sectors(83..84));
+        }
+        let ops: Vec<_> = (0..16).map(|i| Op::write(i * 8, filled(i * 8, 8))).collect();
+        let mut expected = [OK; 16];
+        expected[10] = IOERR;
+        assert_eq!(statuses(disk.q(), &ops), expected, "errno {errno}");
+        image.assert_filled(0..80);
+        image.assert_filled(88..128);
+    }
 }

@@ -131,14 +131,20 @@ impl Dispatcher {
 
     /// Once per batch: takes a snapshot of the table, and looks what the other workers (the first `nr_workers`) hold.
     pub fn begin_batch(&mut self, nr_workers: usize) {
-        // Everything that could be seen to have changed has changed this number.
-        if self.snapshot.map().epoch() != self.epoch {
-            self.refresh();
-        }
+        self.catch_up();
         if self.weighs_load && nr_workers > 1 {
             for (others, path) in self.others.iter_mut().zip(self.snapshot.paths()) {
                 *others = path.gauges().sum_of_others(self.worker, nr_workers);
             }
+        }
+    }
+
+    /// Takes notice of what has changed. Called after requests were taken and before they are sent, so that what the guest
+    /// asked for after a path was taken out does not go there.
+    pub fn catch_up(&mut self) {
+        // Everything that could be seen to have changed has changed this number.
+        if self.snapshot.map().epoch() != self.epoch {
+            self.refresh();
         }
     }
 

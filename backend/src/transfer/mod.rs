@@ -247,7 +247,7 @@ impl Transfer {
     }
 
     /// Whether a write, discard or write-zeroes has nothing left but to be made durable.
-    fn is_all_written(&self) -> bool {
+    pub fn is_all_written(&self) -> bool {
         match self.operation() {
             Some(Operation::Write { .. }) => self.done == self.len,
             Some(Operation::Discard | Operation::WriteZeroes) => self.current_range().is_none(),

@@ -56,6 +56,21 @@ impl Transfer {
         })
     }
 
+    /// How far on the disk the data is moved: what lies before is done.
+    pub fn done_until(&self) -> u64 {
+        self.offset + self.done
+    }
+
+    /// Where its data ends on the disk.
+    pub fn span_end(&self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// Whether what it writes is still to be made durable.
+    pub fn owes_sync(&self) -> bool {
+        self.sync_owed
+    }
+
     /// Members beside this one.
     pub fn nr_members(&self) -> u32 {
         self.run.nr_members

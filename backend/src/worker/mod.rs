@@ -490,6 +490,7 @@ impl<E: Engine> Worker<E> {
         } else {
             self.queue.expire(self.now_ns);
         }
+        self.dispatcher.catch_up();
         while let Some((run, bytes, is_write)) = self.queue.first() {
             let choice = self.dispatcher.choose_open(bytes, is_write, self.now_ns);
             // While the ring stops nothing waits for room.
@@ -558,6 +559,12 @@ impl<E: Engine> Worker<E> {
     /// Sends a transfer down the path that it needs, or that the selector chooses; or lets it wait.
     fn dispatch(&mut self, transfer: Box<Transfer>) {
         let Some(mut transfer) = self.admit(transfer) else { return };
+        self.dispatcher.catch_up();
+        transfer.rebase(self.dispatcher.snapshot());
+        if transfer.is_flush() && transfer.is_empty() {
+            // A flush that has nothing to do by the table of now.
+            return self.finish(transfer, Status::Ok);
+        }
         let path = match transfer.required_path() {
             Some(path) => Some(path),
             None => self.dispatcher.choose(&transfer, self.now_ns),
@@ -804,7 +811,8 @@ impl<E: Engine> Worker<E> {
 
     fn finish(&mut self, mut transfer: Box<Transfer>, status: Status) {
         self.land(&mut transfer);
-        if transfer.nr_members() != 0 && status != Status::Ok {
+        // What is lost when a sync fails is nobody's in particular, and another sync would not say so again.
+        if transfer.nr_members() != 0 && status != Status::Ok && !transfer.is_all_written() {
             return self.send_apart(transfer);
         }
         if let Some(id) = transfer.trouble.take() {
@@ -839,6 +847,7 @@ impl<E: Engine> Worker<E> {
 
     /// A merged run failed for a reason that may be one member's: each goes out by itself.
     fn send_apart(&mut self, mut leader: Box<Transfer>) {
+        let done_until = leader.done_until();
         let mut pieces = Vec::new();
         while let Some(member) = leader.take_member() {
             pieces.push(member);
@@ -861,7 +870,10 @@ impl<E: Engine> Worker<E> {
             self.map_state().end_trouble(id);
         }
         for piece in pieces {
-            self.dispatch(piece);
+            match piece.span_end() <= done_until && !piece.owes_sync() {
+                true => self.finish(piece, Status::Ok),
+                false => self.dispatch(piece),
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod check;
 mod connection;
+mod counters;
 mod documents;
 mod events;
 mod find;
@@ -120,11 +121,14 @@ pub enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// Print what was done since the start or the last reset, as JSON.
+    /// Print what was done since the start or the last reset: I/Os, merges, latencies, by path and queue.
     Counters {
         /// Count from here on.
         #[arg(long)]
         reset: bool,
+        /// Print it as JSON, with histograms.
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         target: Target,
     },
@@ -332,11 +336,7 @@ fn try_run(command: Command) -> Result<(), Failure> {
             let level = level.filter().to_string().to_lowercase();
             told(&target, json!({ "command": "set_log_level", "level": level }))
         }
-        Command::Counters { reset, target } => {
-            let command = if reset { "reset_counters" } else { "counters" };
-            let answer = target.connect()?.ask(json!({ "command": command }))?;
-            if reset { Ok(()) } else { format::print(&format!("{answer}\n")) }
-        }
+        Command::Counters { reset, json, target } => counters::run(&target, reset, json),
         Command::Dump { dm, dm_status, target } => {
             let format = if dm {
                 "dm"

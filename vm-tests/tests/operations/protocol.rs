@@ -220,7 +220,8 @@ fn counters_count_by_path_and_by_queue_and_can_be_reset() {
         counters["paths"].as_array().unwrap().iter().find(|path| path["path"] == rig.dev("a")).unwrap();
     assert!(path["read"]["latency_ns"][0][1].as_u64().unwrap() > 0, "{path}");
     told(&rig.socket.path(), &["counters", "--reset"]).ok();
-    let counters: Value = serde_json::from_str(&told(&rig.socket.path(), &["counters"]).ok()).unwrap();
+    let counters: Value =
+        serde_json::from_str(&told(&rig.socket.path(), &["counters", "--json"]).ok()).unwrap();
     assert_eq!(
         sum(&counters["paths"], "read", "bytes") + sum(&counters["queues"], "read", "nr_ios"),
         0,

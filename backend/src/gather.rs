@@ -53,7 +53,7 @@ pub struct Gather {
     base: usize,
 }
 
-/// The strictest alignment of buffer addresses that can be kept everywhere, in bytes: that of [`ZEROS`].
+/// The strictest alignment of buffer addresses that can be kept everywhere, in bytes: that of the zeros which are written.
 pub const MEM_ALIGN_BYTES_MAX: u32 = 4096;
 
 /// Largest bounce buffer that is kept for the next request.

@@ -474,7 +474,8 @@ impl Monitor {
         dispatch::check_selectors(&table)?;
         let (nr_groups, nr_paths, nr_active) = (table.groups().len(), table.paths().len(), table.nr_active());
         self.disk.table().publish(table);
-        log::info!("table published: groups={nr_groups} paths={nr_paths} active={nr_active}");
+        // Whatever made it necessary has a line of its own.
+        log::debug!("table published: groups={nr_groups} paths={nr_paths} active={nr_active}");
         self.events.note(What::TablePublished { nr_groups, nr_paths, nr_active });
         Ok(())
     }

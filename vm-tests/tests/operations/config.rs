@@ -166,8 +166,9 @@ fn a_changed_file_becomes_the_running_table_under_load() {
         drop(end);
         load.join().unwrap();
     });
-    let open = configured.rig.server.open_files();
-    assert!(!open.contains(&configured.rig.dev("d")), "{open:?}");
+    let open = || configured.rig.server.open_files();
+    wait_until("what left the table to be closed", SOON, || !open().contains(&configured.rig.dev("d")))
+        .unwrap_or_else(|e| panic!("{e:#}: {:?}", open()));
 }
 
 #[test]

@@ -1,0 +1,106 @@
+//! Taking requests from the ring.
+
+use std::rc::Rc;
+
+use vm_memory::Bytes as _;
+
+use super::Worker;
+use crate::engine::Engine;
+use crate::request::{self, Operation, Segment, Status};
+use crate::transfer::Transfer;
+use crate::vring::Pop;
+
+impl<E: Engine> Worker<E> {
+    /// Takes what is available, at most a ring's worth.
+    pub(super) fn take_requests(&mut self) {
+        for nr_taken in 0..self.vring.size() {
+            match self.vring.pop(self.map.map()) {
+                Pop::Empty => return,
+                Pop::Head(head) => {
+                    if nr_taken == 0 {
+                        self.vring.suppress_kicks(self.map.map());
+                    }
+                    self.take(head);
+                }
+                Pop::BadHead(head) => self.guest_fault(format_args!("head {head} cannot be made available")),
+                Pop::Broken => {
+                    self.guest_fault(format_args!(
+                        "the available index is impossible; the queue is left alone"
+                    ));
+                    if let Some(error) = &self.config.error {
+                        let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts a broken rule; only the first is logged, so that a guest cannot fill the log.
+    pub(super) fn guest_fault(&mut self, what: std::fmt::Arguments<'_>) {
+        self.nr_guest_faults += 1;
+        if self.nr_guest_faults == 1 {
+            log::warn!(
+                "guest broke a rule (later ones are only counted): queue={} rule={what}",
+                self.config.index
+            );
+        }
+    }
+
+    pub(super) fn take(&mut self, head: u16) {
+        let mut transfer = self.pool.pop().unwrap_or_default();
+        if let Err(error) = self.vring.read_chain(self.map.map(), head, &mut self.chain) {
+            self.guest_fault(format_args!("{error}"));
+            self.pool.push(transfer);
+            return self.answer(request::unreadable(head), 0, Status::IoErr);
+        }
+        let limits = self.config.disk.limits();
+        let (request, status) =
+            request::parse(self.map.map(), head, &self.chain, &limits, &mut transfer.buffers);
+        if let Some(status) = status {
+            self.pool.push(transfer);
+            return self.answer(request, 0, status);
+        }
+        if request.operation == Operation::GetId {
+            let written = self.write_id(&transfer.buffers.segments);
+            self.pool.push(transfer);
+            return match written {
+                Some(nr_bytes) => self.answer(request, nr_bytes, Status::Ok),
+                None => self.answer(request, 0, Status::IoErr),
+            };
+        }
+        let write_through = self.config.disk.is_write_through(self.config.features);
+        let snapshot = Rc::clone(self.dispatcher.snapshot());
+        transfer.begun_ns = self.now_ns;
+        match transfer.begin(request, &self.map, &snapshot, write_through, self.config.index) {
+            Err(_) => self.finish(transfer, Status::IoErr),
+            Ok(()) if transfer.is_empty() => self.finish(transfer, Status::Ok),
+            Ok(()) => self.enqueue(transfer),
+        }
+    }
+
+    /// Lets a request wait where it can merge; what cannot merge goes out.
+    pub(super) fn enqueue(&mut self, transfer: Box<Transfer>) {
+        match transfer.span() {
+            Some(span) => self.queue.add(transfer, span, self.now_ns),
+            None => {
+                if transfer.is_flush() {
+                    self.queue.seal();
+                }
+                self.dispatch(transfer);
+            }
+        }
+    }
+
+    /// The disk's serial number, as far as the guest's buffer goes.
+    pub(super) fn write_id(&self, segments: &[Segment]) -> Option<u64> {
+        let id = self.config.disk.id();
+        let mut rest = &id[..];
+        for segment in segments {
+            let here = rest.len().min(usize::try_from(segment.len).unwrap_or(usize::MAX));
+            let (part, left) = rest.split_at(here);
+            self.map.map().write_slice(part, segment.addr).ok()?;
+            rest = left;
+        }
+        Some((id.len() - rest.len()) as u64)
+    }
+}

@@ -62,11 +62,13 @@ pub struct Tuning {
     pub merge: MergeLimits,
     /// For how long a worker looks for work before it sleeps, at most, in ns; 0: not at all.
     pub poll_ns: u64,
+    /// Whether the guest may be moved to another host while it runs.
+    pub migration: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000 }
+        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000, migration: false }
     }
 }
 

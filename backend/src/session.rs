@@ -145,9 +145,10 @@ impl Session {
     }
 
     fn offered_features(&self) -> u64 {
+        let log = VhostUserVirtioFeatures::LOG_ALL.bits();
         self.disk.features()
             | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
-            | VhostUserVirtioFeatures::LOG_ALL.bits()
+            | if self.disk.tuning().migration { log } else { 0 }
     }
 
     fn is_logging(&self) -> bool {
@@ -467,8 +468,12 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::LOG_SHMFD
+        let log = match self.disk.tuning().migration {
+            true => VhostUserProtocolFeatures::LOG_SHMFD,
+            false => VhostUserProtocolFeatures::empty(),
+        };
+        Ok(log
+            | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK

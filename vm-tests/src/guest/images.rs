@@ -63,6 +63,8 @@ pub enum Accel {
     Kvm,
     /// By translation: correct, and slow.
     Tcg,
+    /// By translation in one thread, whatever the number of processors.
+    TcgOneThread,
 }
 
 impl Accel {
@@ -76,10 +78,21 @@ impl Accel {
         })
     }
 
+    /// The best for a guest that moves while it runs: with a thread per emulated processor a guest was seen to come out
+    /// of a move with a corrupt kernel stack, which no device writes to. One thread does not run while the emulator looks
+    /// for the pages that it has written.
+    pub fn best_for_moves() -> Self {
+        match Self::best() {
+            Self::Tcg => Self::TcgOneThread,
+            other => other,
+        }
+    }
+
     pub(super) fn args(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            Self::TcgOneThread => ["-accel", "tcg,thread=single", "-cpu", "max"],
         }
     }
 }

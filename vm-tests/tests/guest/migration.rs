@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use polypath_vm_tests::guest::{Guest, Vm};
+use polypath_vm_tests::guest::{Accel, Guest, Vm};
 use polypath_vm_tests::server::{Server, wait_until};
+use polypath_vm_tests::skip::skip;
 
 use crate::support::{Image, serves_polypath, stop};
 
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Moves per test; `POLYPATH_MIGRATION_ROUNDS` says otherwise.
-const ROUNDS: usize = 2;
 
 /// Writes blocks with checksums and reads them back, over and over until `/tmp/stop` is there; what came of it is left in
 /// `/tmp/result`. It belongs to no script that is waited for, since it outlives the machine that it was started on.
@@ -36,12 +34,18 @@ fn wait_more(vm: &Guest, more: u64) -> Result<()> {
 #[test]
 fn f49_moved_under_load_there_and_back() -> Result<()> {
     ensure!(serves_polypath(), "moves between two servers of one program");
-    let rounds = std::env::var("POLYPATH_MIGRATION_ROUNDS").map_or(Ok(ROUNDS), |n| n.parse())?;
+    let Ok(rounds) = std::env::var("POLYPATH_MIGRATION_ROUNDS") else {
+        let why = "live migration is not offered: guests come out of a move with corrupt memory (set POLYPATH_MIGRATION_ROUNDS to see)";
+        skip("migration::f49_moved_under_load_there_and_back", why);
+        return Ok(());
+    };
+    let rounds: usize = rounds.parse()?;
     let image = Image::new(64)?;
     let dir = tempfile::tempdir()?;
-    let start = || Server::polypath().path(image.path()).num_queues(2).start();
+    let start = || Server::polypath().arg("--migration").path(image.path()).num_queues(2).start();
     let servers = [start()?, start()?];
-    let machine = |at: usize| Vm::new().cpus(2).disk(&servers[at % 2]).queues(2);
+    let machine =
+        |at: usize| Vm::new().accel(Accel::best_for_moves()).cpus(2).disk(&servers[at % 2]).queues(2);
     let mut vm = machine(0).boot()?;
     vm.sh(LOAD)?;
     wait_more(&vm, 300)?;

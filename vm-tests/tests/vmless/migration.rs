@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use polypath_vm_tests::faulty::Rule;
+use polypath_vm_tests::faulty::{FaultyFs, Rule};
 use polypath_vm_tests::front_end::dirty::{PAGE, pages};
 use polypath_vm_tests::front_end::request::header;
 use polypath_vm_tests::front_end::verify::{Plan, Rng, Verifier};
 use polypath_vm_tests::front_end::{Chain, Cut, DirtyBits, Disk, Framing, OK, Op, Region, Segment, feature};
 use polypath_vm_tests::server::Server;
 
-use crate::common::{Image, MIB, SOON, filled, need, serve_faulty};
+use crate::common::{Image, MIB, SOON, filled, need};
 use crate::rig::{Progress, SetAtEnd};
 
 /// Pages that `run` changes, apart from those that only the driver writes while it waits.
@@ -121,7 +121,9 @@ fn writes_mark_no_data() {
 fn f49_requests_from_before_the_log_are_marked() {
     need!(faulty);
     let image = Image::filled(4 * MIB);
-    let (fs, _server, mut disk) = serve_faulty(&image, &["a"]);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let server = Server::polypath().arg("--migration").path(fs.path("a")).start().unwrap();
+    let mut disk = Disk::open(server.socket()).unwrap();
     disk.q().read(0, 8).unwrap();
     fs.rule("a", Rule::hold().reads());
     let memory = disk.memory.clone();

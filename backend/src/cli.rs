@@ -1,9 +1,12 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
@@ -256,39 +259,36 @@ pub fn capabilities() -> serde_json::Value {
     serde_json::json!({ "type": "block", "features": ["read-only", "blk-file"] })
 }
 
+/// A number of `what` in a range.
+fn number_in<T: FromStr + PartialOrd + Display>(
+    text: &str,
+    what: &str,
+    range: RangeInclusive<T>,
+) -> Result<T, String> {
+    text.parse()
+        .ok()
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| format!("must be a number{what} from {} to {}", range.start(), range.end()))
+}
+
 pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
-    match text.parse::<u16>() {
-        Ok(num) if (1..=NR_QUEUES_MAX).contains(&num) => Ok(num),
-        _ => Err(format!("must be a number from 1 to {NR_QUEUES_MAX}")),
-    }
+    number_in(text, "", 1..=NR_QUEUES_MAX)
 }
 
 pub(crate) fn parse_path_depth(text: &str) -> Result<u32, String> {
-    match text.parse::<u32>() {
-        Ok(depth) if (1..=1024).contains(&depth) => Ok(depth),
-        _ => Err("must be a number from 1 to 1024".to_owned()),
-    }
+    number_in(text, "", 1..=1024)
 }
 
 pub(crate) fn parse_poll_us(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(us) if us <= 10_000 => Ok(us),
-        _ => Err("must be a number of us from 0 to 10000".to_owned()),
-    }
+    number_in(text, " of us", 0..=10_000)
 }
 
 pub(crate) fn parse_merge_max(text: &str) -> Result<u32, String> {
-    match text.parse::<u32>() {
-        Ok(kib) if kib <= 16_384 => Ok(kib),
-        _ => Err("must be a number of KiB from 0 to 16384".to_owned()),
-    }
+    number_in(text, " of KiB", 0..=16_384)
 }
 
 pub(crate) fn parse_path_timeout(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(ms) if (10..=3_600_000).contains(&ms) => Ok(ms),
-        _ => Err("must be a number of ms from 10 to 3600000".to_owned()),
-    }
+    number_in(text, " of ms", 10..=3_600_000)
 }
 
 pub(crate) fn parse_queue_size(text: &str) -> Result<u16, String> {

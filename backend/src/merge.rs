@@ -222,7 +222,16 @@ impl<T> MergeQueue<T> {
         let gone = self.runs[usize::from(next)];
         self.by_start.remove(key(gone.start, gone.is_write), next);
         self.by_end.remove(key(gone.end, gone.is_write), next);
-        self.unlist(next);
+        let it = self.runs[usize::from(run)];
+        if gone.since_ns < it.since_ns && (it.is_parked || !gone.is_parked) {
+            // The place of the older one is that of both.
+            self.unlist(run);
+            let list = if gone.is_parked { &mut self.parked } else { &mut self.ready };
+            list.replace(&mut self.links, next, run);
+            self.runs[usize::from(run)].is_parked = gone.is_parked;
+        } else {
+            self.unlist(next);
+        }
         self.free_runs.push(next);
         let last = self.runs[usize::from(run)].last;
         self.entries[usize::from(last)].next = gone.first;

@@ -44,6 +44,20 @@ impl List {
         self.last = run;
     }
 
+    /// Puts `by`, which is in no list, into the place of a run of this list.
+    pub(super) fn replace(&mut self, links: &mut Links, run: u16, by: u16) {
+        let (before, after) = links.0[usize::from(run)];
+        links.0[usize::from(by)] = (before, after);
+        match before {
+            NONE => self.first = by,
+            before => links.0[usize::from(before)].1 = by,
+        }
+        match after {
+            NONE => self.last = by,
+            after => links.0[usize::from(after)].0 = by,
+        }
+    }
+
     /// Takes out a run of this list.
     pub(super) fn remove(&mut self, links: &mut Links, run: u16) {
         let (before, after) = links.0[usize::from(run)];

@@ -143,6 +143,12 @@ fn the_oldest_member_gives_a_run_its_place() {
     // United runs stand where the older one stood.
     case.read(&[10, 40, 12, 11]);
     assert_eq!(case.all(), [vec![10, 11, 12], vec![40]]);
+    // Also if the older one is the latter on the disk.
+    for block in [12, 40, 10, 11] {
+        case.read(&[block]);
+        case.now_ns += 1;
+    }
+    assert_eq!(case.all(), [vec![10, 11, 12], vec![40]]);
 }
 
 #[test]

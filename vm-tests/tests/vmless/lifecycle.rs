@@ -10,6 +10,7 @@ use polypath_vm_tests::front_end::{Disk, OK, Op, Region, feature};
 use polypath_vm_tests::server::{Server, wait_until};
 
 use crate::common::{Image, MIB, SOON, filled, need, serve_faulty};
+use crate::rig::{change_memory, start_loads};
 
 /// Long enough to see that something does not happen.
 const MOMENT: Duration = Duration::from_millis(300);
@@ -174,25 +175,9 @@ fn f19_memory_tables_change_under_load() {
     let plan = Plan { requests: u64::MAX, stop: Some(&stop), ..Plan::default() };
     let Disk { session, memory, queues, .. } = &mut disk;
     std::thread::scope(|scope| {
-        let loads: Vec<_> = queues
-            .iter_mut()
-            .zip(&mut verifiers)
-            .map(|(q, verifier)| {
-                let plan = &plan;
-                scope.spawn(move || verifier.run(q, plan))
-            })
-            .collect();
+        let loads = start_loads(scope, queues, &mut verifiers, &plan);
         for round in 0..1000_u64 {
-            let region = memory.add(Region::new(memory.end() + MIB, MIB, 0).unwrap());
-            if round % 2 == 0 {
-                session.set_mem_table(memory).unwrap();
-                memory.remove(region.guest);
-                session.set_mem_table(memory).unwrap();
-            } else {
-                session.add_region(&region).unwrap();
-                session.remove_region(&region).unwrap();
-                memory.remove(region.guest);
-            }
+            change_memory(session, memory, round % 2 == 0);
             if loads.iter().any(|load| load.is_finished()) {
                 break;
             }

@@ -12,7 +12,7 @@ use polypath_vm_tests::front_end::{Chain, Cut, DirtyBits, Disk, Framing, OK, Op,
 use polypath_vm_tests::server::Server;
 
 use crate::common::{Image, MIB, SOON, filled, need};
-use crate::rig::{Progress, SetAtEnd};
+use crate::rig::{Progress, SetAtEnd, start_loads};
 
 /// Pages that `run` changes, apart from those that only the driver writes while it waits.
 fn changed(disk: &mut Disk, run: impl FnOnce(&mut Disk)) -> BTreeSet<u64> {
@@ -226,14 +226,7 @@ fn f49_on_and_off_under_load() {
                 session.set(polypath_vm_tests::front_end::wire::req::SET_VRING_ADDR, &payload, &[]).unwrap();
             }
         };
-        let loads: Vec<_> = queues
-            .iter_mut()
-            .zip(&mut verifiers)
-            .map(|(q, verifier)| {
-                let plan = &plan;
-                scope.spawn(move || verifier.run(q, plan).inspect_err(|e| eprintln!("load: {e:#}")))
-            })
-            .collect();
+        let loads = start_loads(scope, queues, &mut verifiers, &plan);
         let stop_at_end = SetAtEnd(&stop);
         for round in 0..10 {
             let log = DirtyBits::new(memory.end()).unwrap();

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use polypath_vm_tests::control::{Control, Socket, Status};
 use polypath_vm_tests::faulty::FaultyFs;
 use polypath_vm_tests::front_end::verify::{Plan, Report, Verifier};
-use polypath_vm_tests::front_end::{Disk, Memory};
+use polypath_vm_tests::front_end::{BlkQueue, Disk, Memory, Region, Session};
 use polypath_vm_tests::server::{Builder, Server, wait_for, wait_until};
 
-use crate::common::{Image, SOON};
+use crate::common::{Image, MIB, SOON};
 
 /// Every path of the rig, each a name of one mount.
 pub struct Rig {
@@ -152,6 +153,34 @@ impl Progress {
     }
 }
 
+/// A load on each queue, with its own verifier.
+pub fn start_loads<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    queues: &'scope mut [BlkQueue],
+    verifiers: &'scope mut [Verifier],
+    plan: &'scope Plan<'_>,
+) -> Vec<ScopedJoinHandle<'scope, anyhow::Result<Report>>> {
+    let start = |(q, verifier): (&'scope mut BlkQueue, &'scope mut Verifier)| {
+        // Said at once: it may be why the events do not go as they should.
+        scope.spawn(move || verifier.run(q, plan).inspect_err(|e| eprintln!("load: {e:#}")))
+    };
+    queues.iter_mut().zip(verifiers).map(start).collect()
+}
+
+/// Lets a region of guest memory come and go, by whole tables or by itself.
+pub fn change_memory(session: &Session, memory: &Memory, by_tables: bool) {
+    let region = memory.add(Region::new(memory.end() + MIB, MIB, 0).unwrap());
+    if by_tables {
+        session.set_mem_table(memory).unwrap();
+        memory.remove(region.guest);
+        session.set_mem_table(memory).unwrap();
+    } else {
+        session.add_region(&region).unwrap();
+        session.remove_region(&region).unwrap();
+        memory.remove(region.guest);
+    }
+}
+
 /// Loads all queues, each on its own part of the disk, while `events` runs; then lets the load end and checks all data,
 /// by the disk and in the file.
 pub fn under_load(disk: &mut Disk, image: &Image, plan: Plan, events: impl FnOnce(&Progress)) -> Report {
@@ -164,16 +193,7 @@ pub fn under_load(disk: &mut Disk, image: &Image, plan: Plan, events: impl FnOnc
     }
     let mut sum = Report::default();
     std::thread::scope(|scope| {
-        let loads: Vec<_> = disk
-            .queues
-            .iter_mut()
-            .zip(&mut verifiers)
-            .map(|(q, verifier)| {
-                let plan = &plan;
-                // Said at once: it may be why the events do not go as they should.
-                scope.spawn(move || verifier.run(q, plan).inspect_err(|e| eprintln!("load: {e:#}")))
-            })
-            .collect();
+        let loads = start_loads(scope, &mut disk.queues, &mut verifiers, &plan);
         let stop_at_end = SetAtEnd(&stop);
         progress.wait(50, SOON).unwrap();
         events(&progress);

@@ -15,7 +15,7 @@ use polypath_vm_tests::front_end::{Disk, verify::Report};
 use polypath_vm_tests::server::{Server, wait_until};
 
 use crate::common::{Image, MIB, SOON, need};
-use crate::rig::{Rig, SetAtEnd};
+use crate::rig::{Rig, SetAtEnd, start_loads};
 use events::{Events, NAMES};
 
 const QUEUES: u16 = 4;
@@ -31,15 +31,8 @@ fn leg(events: &mut Events, disk: &mut Disk, verifiers: &mut [Verifier], end: In
     let Disk { session, memory, queues, .. } = disk;
     std::thread::scope(|scope| {
         let stop_at_end = SetAtEnd(&stop);
-        let loads: Vec<_> = queues
-            .iter_mut()
-            .zip(verifiers)
-            .map(|(q, verifier)| {
-                q.timeout = Duration::from_secs(30);
-                let plan = &plan;
-                scope.spawn(move || verifier.run(q, plan).inspect_err(|e| eprintln!("load: {e:#}")))
-            })
-            .collect();
+        queues.iter_mut().for_each(|q| q.timeout = Duration::from_secs(30));
+        let loads = start_loads(scope, queues, verifiers, &plan);
         while Instant::now() < end {
             events.one(session, memory);
             events.look();

@@ -7,11 +7,11 @@ use std::time::Duration;
 use polypath_vm_tests::control::{Control, Status};
 use polypath_vm_tests::faulty::{Kind, Rule};
 use polypath_vm_tests::front_end::verify::Rng;
-use polypath_vm_tests::front_end::{Memory, Region, Session};
+use polypath_vm_tests::front_end::{Memory, Session};
 use polypath_vm_tests::server::wait_until;
 
-use crate::common::{MIB, SOON};
-use crate::rig::Rig;
+use crate::common::SOON;
+use crate::rig::{Rig, change_memory};
 
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -257,16 +257,7 @@ impl<'a> Events<'a> {
         if self.names.iter().any(|name| name.held || self.rig.fs.counts(name.name).held != 0) {
             return;
         }
-        let region = memory.add(Region::new(memory.end() + MIB, MIB, 0).unwrap());
-        if self.rng.percent(50) {
-            session.set_mem_table(memory).unwrap();
-            memory.remove(region.guest);
-            session.set_mem_table(memory).unwrap();
-        } else {
-            session.add_region(&region).unwrap();
-            session.remove_region(&region).unwrap();
-            memory.remove(region.guest);
-        }
+        change_memory(session, memory, self.rng.percent(50));
         self.note("memory", "");
     }
 

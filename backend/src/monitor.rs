@@ -88,6 +88,8 @@ struct Closing {
     /// A probe that was under way: it may have opened the path anew.
     probe_id: u64,
     since_ns: u64,
+    /// Whether the path left the table; else the same one was opened anew.
+    is_removed: bool,
     /// Who waits for it, and until when at the latest.
     waiting: Option<(u64, u64)>,
 }
@@ -394,6 +396,7 @@ impl Monitor {
                 path: Arc::clone(old),
                 probe_id: 0,
                 since_ns: now_ns,
+                is_removed: false,
                 waiting: None,
             });
         }
@@ -484,7 +487,10 @@ impl Monitor {
         let group = table.current_group();
         if group != self.group_seen {
             let number = |g: Option<usize>| g.map_or_else(|| "none".to_owned(), |g| (g + 1).to_string());
-            log::warn!("group switched: from={} to={}", number(self.group_seen), number(group));
+            // That none is left, and that a path is back, have lines of their own.
+            let is_move = group.is_some() && self.group_seen.is_some();
+            let level = if is_move { log::Level::Warn } else { log::Level::Debug };
+            log::log!(level, "group switched: from={} to={}", number(self.group_seen), number(group));
             let (from, to) = (self.group_seen.map(|g| g + 1), group.map(|g| g + 1));
             self.events.note(What::GroupSwitched { from, to });
             if group.is_none() {

@@ -259,7 +259,13 @@ impl Monitor {
         let nr_active = table.nr_active();
         self.events.note(What::PathRemoved { path: name.display().to_string(), nr_active });
         let until_ns = now_ns + ns(self.options.path_timeout);
-        self.closing.push(Closing { path, probe_id, since_ns: now_ns, waiting: Some((token, until_ns)) });
+        self.closing.push(Closing {
+            path,
+            probe_id,
+            since_ns: now_ns,
+            is_removed: true,
+            waiting: Some((token, until_ns)),
+        });
         Ok(())
     }
 
@@ -283,8 +289,9 @@ impl Monitor {
             }
             let (name, token) = (closing.path.name().display().to_string(), closing.waiting.map(|(t, _)| t));
             let (closed, bell, since_ns) = (self.closed_in.clone(), Arc::clone(&self.bell), closing.since_ns);
+            let level = if closing.is_removed { log::Level::Info } else { log::Level::Debug };
             let begun = probe::close(closing.path, move || {
-                log::info!("path closed: path={name}");
+                log::log!(level, "path closed: path={name}");
                 let _ = closed.send(Closed { name, since_ns, token });
                 bell();
             });

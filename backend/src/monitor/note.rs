@@ -10,6 +10,9 @@ use crate::events::{Events, What};
 /// How often what is held is looked at while there is no path.
 const HELD_LOOK_NS: u64 = 100_000_000;
 
+/// How long requests must have been held for their release to be worth a line at the usual level.
+const HELD_SAID_MS: u64 = 1000;
+
 impl Watched {
     /// For a path that is active at `now_ns`.
     pub(super) fn new(config: CheckerConfig, identity: Identity, now_ns: u64) -> Self {
@@ -80,13 +83,15 @@ impl Monitor {
         let nr_requests = u64::from(self.disk.map().held().nr_requests);
         match self.held_since_ns {
             None if nr_requests != 0 => {
-                log::warn!("requests held: nr={nr_requests}");
+                // The line that says that there is no path says this as well.
+                log::debug!("requests held: nr={nr_requests}");
                 self.held_since_ns = Some(now_ns);
                 self.events.note(What::RequestsHeld { nr_requests });
             }
             Some(since_ns) if nr_requests == 0 => {
                 let held_ms = now_ns.saturating_sub(since_ns) / 1_000_000;
-                log::info!("no requests held: after_ms={held_ms}");
+                let level = if held_ms >= HELD_SAID_MS { log::Level::Info } else { log::Level::Debug };
+                log::log!(level, "no requests held: after_ms={held_ms}");
                 self.held_since_ns = None;
                 self.events.note(What::HeldReleased { held_ms });
             }

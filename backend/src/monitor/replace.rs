@@ -179,7 +179,7 @@ impl Monitor {
             log::info!("path removed: path={name} active={nr_active}");
             self.events.note(What::PathRemoved { path: name.clone(), nr_active });
             removed.push(name);
-            self.closing.push(Closing { path, probe_id, since_ns: now_ns, waiting: None });
+            self.closing.push(Closing { path, probe_id, since_ns: now_ns, is_removed: true, waiting: None });
         }
         Ok((added, removed))
     }

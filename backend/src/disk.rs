@@ -15,6 +15,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::back_channel::BackChannel;
+use crate::fence::Gate;
 use crate::merge::MergeLimits;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
 use crate::setup;
@@ -114,6 +115,8 @@ pub struct Disk {
     size_bytes: AtomicU64,
     /// Where the front-end is told of another size.
     back_channel: BackChannel,
+    /// Shut while an earlier process has I/O under way.
+    gate: Gate,
     topology: Topology,
     stats: WorkerStats<QueueStats>,
     /// The guest's choice by CONFIG_WCE; true is write-back.
@@ -163,6 +166,7 @@ impl Disk {
             wakers: Wakers::default(),
             size_bytes: AtomicU64::new(disk_limits.size_bytes),
             back_channel: BackChannel::default(),
+            gate: Gate::default(),
             limits: disk_limits,
             topology,
             writeback: AtomicBool::new(true),
@@ -198,6 +202,11 @@ impl Disk {
     /// The way to tell the front-end of it.
     pub fn back_channel(&self) -> &BackChannel {
         &self.back_channel
+    }
+
+    /// Whether rings may be served.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// The state of the paths that outlives their tables.

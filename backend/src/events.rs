@@ -27,6 +27,8 @@ pub enum What {
     NoPath { no_path_retry: String },
     RequestsHeld { nr_requests: u64 },
     HeldReleased { held_ms: u64 },
+    EarlierIoAwaited { waited_ms: u64 },
+    EarlierIoEnded { waited_ms: u64 },
     TablePublished { nr_groups: usize, nr_paths: usize, nr_active: usize },
     SettingChanged { setting: String, value: String },
     Reloaded { changes: Vec<String> },
@@ -36,7 +38,7 @@ pub enum What {
 }
 
 /// Names of all events.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 19] = [
     "path_failed",
     "path_reinstated",
     "path_quarantined",
@@ -48,6 +50,8 @@ const NAMES: [&str; 17] = [
     "no_path",
     "requests_held",
     "held_released",
+    "earlier_io_awaited",
+    "earlier_io_ended",
     "table_published",
     "setting_changed",
     "reloaded",
@@ -89,6 +93,14 @@ impl fmt::Display for What {
             Self::RequestsHeld { nr_requests } => write!(f, "{nr_requests} requests wait for a path"),
             Self::HeldReleased { held_ms } => {
                 write!(f, "no request waits for a path any more, after {:.1} s", *held_ms as f64 / 1e3)
+            }
+            Self::EarlierIoAwaited { waited_ms } => write!(
+                f,
+                "requests have waited for {:.1} s, since an earlier process still has I/O with a path",
+                *waited_ms as f64 / 1e3
+            ),
+            Self::EarlierIoEnded { waited_ms } => {
+                write!(f, "the I/O of the earlier process has ended, after {:.1} s", *waited_ms as f64 / 1e3)
             }
             Self::TablePublished { nr_groups, nr_paths, nr_active } => {
                 write!(f, "a table of {nr_groups} groups and {nr_paths} paths ({nr_active} active) is in use")

@@ -21,6 +21,7 @@ pub mod dispatch;
 pub mod engine;
 mod event_command;
 pub mod events;
+pub mod fence;
 pub mod gather;
 pub mod inflight;
 pub mod lane;

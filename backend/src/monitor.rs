@@ -125,6 +125,8 @@ pub struct Monitor {
     events: Events,
     /// Since when requests are held, in ns.
     held_since_ns: Option<u64>,
+    /// The rings wait for the I/O of an earlier process.
+    fenced: Option<Fenced>,
     failback: Failback,
     results: mpsc::Receiver<ProbeResult>,
     results_in: mpsc::Sender<ProbeResult>,
@@ -184,6 +186,7 @@ impl Monitor {
             answers: Vec::new(),
             events: Events::default(),
             held_since_ns: None,
+            fenced: None,
             failback: Failback::new(options.failback),
             results,
             results_in,
@@ -267,7 +270,8 @@ impl Monitor {
             .min(self.close_unused(now_ns))
             .min(self.give_up_adding(now_ns))
             .min(self.give_up_replacing(now_ns))
-            .min(self.go_on_resizing(now_ns));
+            .min(self.go_on_resizing(now_ns))
+            .min(self.look_at_fence(now_ns));
         let epoch = self.disk.map().epoch();
         if epoch != self.seen_epoch {
             self.seen_epoch = epoch;
@@ -523,9 +527,11 @@ fn replaced(groups: &[Group], name: &StdPath, new: &Arc<Path>) -> Vec<Group> {
 }
 
 mod change;
+mod fenced;
 mod hang;
 mod note;
 mod replace;
 mod resize;
 
+use fenced::Fenced;
 use resize::Resizing;

@@ -25,6 +25,7 @@ use vm_memory::FileOffset;
 
 use crate::dirty_log::DirtyLog;
 use crate::disk::Disk;
+use crate::fence::{Fence, FenceError};
 use crate::inflight::{self, InflightArea};
 use crate::memory::{Lessor, MEM_SLOTS_MAX, Memory, RegionAddress};
 use crate::protocol;
@@ -117,6 +118,8 @@ struct Session {
     nr_workers: Arc<AtomicUsize>,
     /// Where the requests in flight are written down.
     inflight: Option<Arc<InflightArea>>,
+    /// The lock on that.
+    fence: Option<Arc<Fence>>,
     /// Where writes to guest memory are marked while the guest moves to another host.
     log: Option<Arc<DirtyLog>>,
     /// Whether the front-end has read the config space by this connection.
@@ -134,6 +137,7 @@ impl Session {
             queues: (0..disk.nr_queues()).map(|_| Queue::default()).collect(),
             nr_workers: Arc::new(AtomicUsize::new(0)),
             inflight: None,
+            fence: None,
             log: None,
             knows_config: false,
             disk,
@@ -168,6 +172,23 @@ impl Session {
                 worker.set_log(self.log_of(queue));
             }
         }
+    }
+
+    /// Rings that start from now on are served when this lock is held.
+    fn take_lock(&mut self, lock: Result<Arc<Fence>, FenceError>) {
+        let fence = match lock {
+            Ok(fence) => fence,
+            Err(why) => {
+                log::warn!("what a killed process has with the kernel will not be waited for: {why}");
+                self.fence = None;
+                return;
+            }
+        };
+        let is_known = self.fence.as_ref().is_some_and(|known| Arc::ptr_eq(known, &fence));
+        if !is_known && !self.disk.gate().pass(&fence) {
+            self.disk.map().ring();
+        }
+        self.fence = Some(fence);
     }
 
     /// Whether what waits for a path when a ring stops may stay in flight. Not while the guest moves to another host, unless
@@ -232,6 +253,7 @@ impl Session {
             enabled: queue.enabled,
             disk: Arc::clone(&self.disk),
             features: self.features,
+            fence: self.fence.clone(),
             nr_workers: Arc::clone(&self.nr_workers),
         };
         let worker = WorkerHandle::spawn(config).map_err(|error| {
@@ -334,6 +356,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if let Some(area) = self.inflight.take() {
             area.clear();
         }
+        self.fence = None;
         self.features = 0;
         self.log = None;
         Ok(())
@@ -547,10 +570,16 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_inflight_fd(&mut self, area: &VhostUserInflight, file: File) -> ProtocolResult<()> {
         let (offset, size_bytes) = (area.mmap_offset, area.mmap_size);
         let (nr_queues, queue_size) = (area.num_queues, area.queue_size);
+        let lock = match &self.fence {
+            // Given again: this process has the lock already, or waits for it.
+            Some(fence) if fence.is_over(&file) => Ok(Arc::clone(fence)),
+            _ => Fence::over(&file),
+        };
         let area = InflightArea::open(file, offset, size_bytes, nr_queues, queue_size, self.disk.nr_queues())
             .map_err(area_refused)?;
         // Rings that run go on with what they have.
         self.inflight = Some(area);
+        self.take_lock(lock);
         Ok(())
     }
 

@@ -84,6 +84,14 @@ pub enum Command {
         #[command(flatten)]
         target: Target,
     },
+    /// Ask the paths for their size and give it to the disk; the guest is told at once.
+    Resize {
+        /// Take a smaller size over too: what lies beyond it is out of the guest's reach.
+        #[arg(long)]
+        shrink: bool,
+        #[command(flatten)]
+        target: Target,
+    },
     /// What is done with requests while no path is usable.
     NoPathRetry {
         /// fail, queue, or a number of seconds.
@@ -325,6 +333,11 @@ fn try_run(command: Command) -> Result<(), Failure> {
             &target,
             json!({ "command": "set_selector", "group": group, "selector": selector, "args": args }),
         ),
+        Command::Resize { shrink, target } => {
+            let answer = target.connect()?.ask(json!({ "command": "resize", "shrink": shrink }))?;
+            let size_bytes = answer["size_bytes"].as_u64().unwrap_or(0);
+            format::print(&format!("the disk has {size_bytes} bytes ({})\n", format::bytes(size_bytes)))
+        }
         Command::NoPathRetry { value, target } => {
             told(&target, json!({ "command": "set_no_path_retry", "value": value.to_string() }))
         }

@@ -91,6 +91,10 @@ fn facts(disk: &Value, colours: Colours) -> String {
         let size = bytes(number(disk, "/held/bytes"));
         fact("held", Paint::Red, format!("{held} requests, {size}{oldest}{left}"));
     }
+    if let Some(ms) = disk.pointer("/earlier_io_ms").and_then(Value::as_u64) {
+        let since = duration(ms);
+        fact("waiting", Paint::Red, format!("for {since}: an earlier process still has I/O with a path"));
+    }
     let access =
         if disk.pointer("/disk/read_only") == Some(&json!(true)) { "read only" } else { "read and write" };
     fact(
@@ -218,6 +222,10 @@ fn advice(disk: &Value, option: &str) -> Vec<String> {
             let next = next.map_or_else(|| "is waited for".to_owned(), |next| format!("comes in {next}"));
             lines.push(format!("{device}: see to the device; it is put back by itself when a probe (the next {next}) finds it well"));
         }
+    }
+    if disk.pointer("/earlier_io_ms").is_some_and(|ms| !ms.is_null()) {
+        lines.push("requests wait until a path answers, or fails, what an earlier process that was killed has asked of it;".to_owned());
+        lines.push("see to that path: they go on by themselves".to_owned());
     }
     if word(disk, "/state") == "no_path" && word(disk, "/settings/no_path_retry") != "queue" {
         lines.push(

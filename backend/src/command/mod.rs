@@ -84,6 +84,11 @@ pub(crate) enum Command {
         #[serde(default)]
         args: Vec<Word>,
     },
+    /// Asks the paths for their size and takes it over; a smaller one only if `shrink`.
+    Resize {
+        #[serde(default)]
+        shrink: bool,
+    },
     SetNoPathRetry {
         value: NoPathRetry,
     },
@@ -109,7 +114,7 @@ pub(crate) enum Command {
 }
 
 /// Names of all commands, for who asks what there is.
-pub(crate) const COMMANDS: [&str; 22] = [
+pub(crate) const COMMANDS: [&str; 23] = [
     "hello",
     "show",
     "message",
@@ -124,6 +129,7 @@ pub(crate) const COMMANDS: [&str; 22] = [
     "set_path_weight",
     "move_path",
     "set_selector",
+    "resize",
     "set_no_path_retry",
     "set_log_level",
     "dump",

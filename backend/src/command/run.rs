@@ -39,6 +39,10 @@ pub(crate) fn run(command: Command, context: &mut Context<'_>, token: u64) -> an
         Command::SetSelector { group, selector, args } => {
             monitor.set_selector(group, selector.parse()?, &refs(&texts(&args)))?;
         }
+        Command::Resize { shrink } => {
+            monitor.resize(shrink, token, now_ns)?;
+            return Ok(Done::Later);
+        }
         Command::SetNoPathRetry { value } => monitor.set_no_path_retry(value),
         Command::SetLogLevel { level } => {
             log::set_max_level(level.filter());

@@ -61,6 +61,7 @@ pub(super) fn show(context: &mut Context<'_>) -> Value {
         "no_path_retry": no_path_retry,
         "current_group": status.current_group,
         "held": held,
+        "earlier_io_ms": monitor.fenced_ns(now_ns).map(|ns| ns / 1_000_000),
         "no_path_ms": table.map().no_path_since_ns().map(|since_ns| now_ns.saturating_sub(since_ns) / 1_000_000),
         "nr_troubled_writes": table.map().nr_troubled(),
         "groups": with_details(groups, context),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
@@ -12,6 +13,7 @@ use polypath_paths::FileKind;
 use polypath_paths::failover::Work;
 
 use super::{Engine, Event, GATHER_TIME};
+use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::transfer::{Action, Transfer};
 
@@ -39,6 +41,8 @@ pub struct UringEngine {
     kick: Option<OwnedFd>,
     kick_generation: u64,
     kick_armed: bool,
+    /// Registered with the ring, so that it is kept for as long as the ring has I/O under way.
+    _fence: Option<Arc<Fence>>,
 }
 
 impl std::fmt::Debug for UringEngine {
@@ -48,10 +52,17 @@ impl std::fmt::Debug for UringEngine {
 }
 
 impl UringEngine {
-    /// A ring for `nr_slots` transfers at a time, that also looks at the eventfd `wake`. To be made by the thread that
-    /// uses it.
-    pub fn new(nr_slots: u32, wake: OwnedFd) -> io::Result<Self> {
+    /// A ring for `nr_slots` transfers at a time, that also looks at the eventfd `wake`, and keeps `fence` for as long as
+    /// it has I/O under way. To be made by the thread that uses it.
+    pub fn new(nr_slots: u32, wake: OwnedFd, fence: Option<Arc<Fence>>) -> io::Result<Self> {
         let ring = build(nr_slots)?;
+        if let Some(fence) = &fence
+            && let Err(error) = ring.submitter().register_files(&[fence.raw_fd()])
+        {
+            log::warn!(
+                "a process after this one will not wait for what it has with the kernel: error={error}"
+            );
+        }
         // What may sleep (a flush, a discard, anything on a FUSE file) takes a kernel thread until it is answered, and by
         // default there are 4 per processor for files and block devices: a few flushes of a path that hangs would keep all
         // others from their paths. A thread for each transfer, should it come to that; idle ones end by themselves.
@@ -72,6 +83,7 @@ impl UringEngine {
             kick: None,
             kick_generation: 0,
             kick_armed: false,
+            _fence: fence,
         })
     }
 

@@ -95,7 +95,7 @@ impl Monitor {
             bail!("the paths show {smallest} bytes");
         }
         if new < self.limits.size_bytes && !resizing.may_shrink {
-            bail!("the paths show {new} bytes; \"resize shrink\" makes the disk smaller");
+            bail!("the paths show {new} bytes; the disk is made smaller only if it is told to shrink");
         }
         self.set_size(new)
     }

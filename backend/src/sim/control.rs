@@ -142,6 +142,7 @@ impl World {
             enabled,
             disk: Arc::clone(&self.disk),
             features: self.profile.features,
+            fence: None,
             nr_workers: Arc::new(AtomicUsize::new(0)),
         };
         (config, receiver)

@@ -94,6 +94,7 @@ fn run(event_idx: bool) {
         enabled: true,
         disk: Arc::new(Disk::new(TableCell::new(table), options)),
         features: 0,
+        fence: None,
         nr_workers: Arc::new(AtomicUsize::new(0)),
     };
     let worker = WorkerHandle::spawn(config).unwrap();

@@ -55,7 +55,7 @@ impl WorkerHandle {
         let thread = std::thread::Builder::new().name(format!("vq{}", config.index)).spawn(move || {
             let next_avail = config.vring.next_avail();
             // The ring belongs to the thread that submits (single issuer), so it is made here.
-            let engine = match UringEngine::new(nr_slots, workers_end) {
+            let engine = match UringEngine::new(nr_slots, workers_end, config.fence.clone()) {
                 Ok(engine) => engine,
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -75,6 +75,8 @@ impl WorkerHandle {
         match started.recv() {
             Ok(Ok(())) => {
                 disk.wakers().add(index, wake.try_clone()?);
+                // What it was to be woken for may have come before it could be.
+                let _ = rustix::io::write(&wake, &1u64.to_ne_bytes());
                 Ok(Self { commands, wake, thread, index, disk })
             }
             Ok(Err(error)) => Err(error),

@@ -30,6 +30,7 @@ use poll::Window;
 use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
 use crate::engine::{Engine, Event};
+use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::MapLease;
 use crate::merge::MergeQueue;
@@ -67,6 +68,8 @@ pub struct WorkerConfig {
     pub disk: Arc<Disk>,
     /// Features that the front-end accepted.
     pub features: u64,
+    /// The lock that tells the next process of I/O under way.
+    pub fence: Option<Arc<Fence>>,
     /// How many workers have ever run.
     pub nr_workers: Arc<AtomicUsize>,
 }
@@ -289,7 +292,11 @@ impl<E: Engine> Worker<E> {
     }
 
     fn is_served(&self) -> bool {
-        self.enabled && self.in_memory && !self.stopping && !self.vring.is_broken()
+        self.enabled
+            && self.in_memory
+            && !self.stopping
+            && !self.vring.is_broken()
+            && self.config.disk.gate().is_open()
     }
 
     /// Does everything that can be done now.

@@ -166,6 +166,7 @@ pub fn run(dir: &StdPath, plan: Plan, each_kick: impl FnMut(u32)) -> u64 {
         enabled: true,
         disk,
         features: u64::MAX,
+        fence: None,
         nr_workers: Arc::new(AtomicUsize::new(plan.nr_workers)),
     };
     let end = Worker::new(config, engine, commands).expect("worker").run();

@@ -19,38 +19,46 @@ const QUEUES: u16 = 4;
 const ROUNDS: u64 = 5;
 
 /// A back-end that is started again and again with the same command.
-struct Again {
+pub struct Again {
     dir: TempDir,
     paths: Vec<PathBuf>,
+    args: Vec<String>,
     server: Option<Server>,
 }
 
 impl Again {
-    fn start(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+    pub fn start(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let dir = tempfile::Builder::new().prefix("again-").tempdir().unwrap();
-        let mut again = Self { dir, paths: paths.into_iter().collect(), server: None };
+        let mut again = Self { dir, paths: paths.into_iter().collect(), args: Vec::new(), server: None };
         again.restart();
         again
     }
 
-    fn socket(&self) -> PathBuf {
+    /// The next starts have these arguments as well.
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        self
+    }
+
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join("sock")
     }
 
     fn command(&self) -> Builder {
-        Server::polypath().paths(&self.paths).num_queues(QUEUES.into()).socket(self.socket())
+        let command = Server::polypath().paths(&self.paths).num_queues(QUEUES.into()).socket(self.socket());
+        self.args.iter().fold(command, Builder::arg)
     }
 
-    fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.server = Some(self.command().start().unwrap());
     }
 
-    fn server(&mut self) -> &mut Server {
+    pub fn server(&mut self) -> &mut Server {
         self.server.as_mut().unwrap()
     }
 
     /// A disk whose requests are tracked.
-    fn disk(&self) -> (Disk, Kept) {
+    pub fn disk(&self) -> (Disk, Kept) {
         let disk = Disk::at(self.socket()).queues(QUEUES).connect().unwrap();
         let inflight = disk.track().unwrap();
         disk.start().unwrap();
@@ -151,10 +159,9 @@ fn f07_killed_with_64_requests_on_a_path() {
             q.kick();
         }
         fs.wait_held("a", 64, SOON).unwrap();
-        again.server().signal(libc::SIGKILL);
-        // The kernel lets a process end only when the path has given back what it has.
-        fs.clear("a");
-        again.server().wait_exit(SOON).unwrap();
+        again.server().kill();
+        // The new one does nothing before the path has given back what the old one has there.
+        fs.release("a");
         again.restart();
         disk.session = kept.reconnect(&again.socket(), resume, SOON).unwrap();
         for (nr, q) in (0..).zip(&mut disk.queues) {

@@ -17,6 +17,7 @@ mod common;
 mod crash;
 mod discard;
 mod failover;
+mod fence;
 mod flush;
 mod framing;
 mod gain;

@@ -51,7 +51,7 @@ impl Case {
         Self {
             table: Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), None, 0)),
             lease: Rc::new(Lessor::new(Arc::clone(&guest)).lease()),
-            engine: UringEngine::new(nr_slots, wake.try_clone().unwrap()).unwrap(),
+            engine: UringEngine::new(nr_slots, wake.try_clone().unwrap(), None).unwrap(),
             links,
             guest,
             wake,

@@ -1,0 +1,172 @@
+//! Keeps what a killed process still has with the kernel apart from what the next one does.
+//!
+//! io_uring does not hold up the end of a process for direct I/O that is under way, so a write of the old process may land,
+//! and a read of it fill its buffer, long after the new one has done the same request again. What shows that there is
+//! such I/O is a lock on the in-flight area: the front-end hands the same area to one process after the other, each
+//! opens it anew and locks that open file (`flock`), and registers it with the io_uring of every worker. A ring and
+//! what is registered with it live until its last I/O is over, whatever becomes of the process (seen on Linux 6.18 for
+//! reads and writes; for a flush or a discard a thread of the kernel's waits, and the process does not end before it).
+//! So as long as the lock is not to be had, the rings are not served ([`Gate`]).
+
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock, fstatfs};
+use rustix::io::Errno;
+
+/// File systems in memory (`TMPFS_MAGIC`, `HUGETLBFS_MAGIC`, linux/magic.h): looking for a lock there never blocks.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x9584_58f6];
+
+/// Why an area cannot carry a lock.
+#[derive(Debug, thiserror::Error)]
+pub enum FenceError {
+    /// Asking for a lock on it may hang.
+    #[error("its file is not in memory")]
+    NotInMemory,
+    /// It cannot be opened again (no `/proc`, for one).
+    #[error("it cannot be opened again: {0}")]
+    File(#[from] std::io::Error),
+}
+
+/// The lock on one in-flight area. Given back on drop, when no worker that had it registered runs any more; by a process
+/// that is killed, when the kernel has finished its I/O.
+#[derive(Debug)]
+pub struct Fence {
+    /// An open file of our own: the front-end's is shared with it.
+    file: File,
+    /// Device and inode of the area.
+    id: (u64, u64),
+}
+
+impl Fence {
+    /// A lock on the file of an area. It is not held yet.
+    pub fn over(area: &File) -> Result<Arc<Self>, FenceError> {
+        let kind = fstatfs(area).map_err(std::io::Error::from)?.f_type;
+        if !u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)) {
+            return Err(FenceError::NotInMemory);
+        }
+        let file = File::open(format!("/proc/self/fd/{}", area.as_raw_fd()))?;
+        let metadata = file.metadata()?;
+        Ok(Arc::new(Self { file, id: (metadata.dev(), metadata.ino()) }))
+    }
+
+    /// Whether it is the lock on this file.
+    pub fn is_over(&self, area: &File) -> bool {
+        area.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.id)
+    }
+
+    /// What is registered with the workers' rings.
+    pub fn raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Takes the lock if nobody else has it. True if it is held now.
+    fn try_lock(&self) -> bool {
+        match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(Errno::WOULDBLOCK) => false,
+            Err(error) => {
+                log::debug!("the lock on the in-flight area: {error}");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        // Here and now: the kernel takes a moment to let go of a ring that was closed, and the next session may come before.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+/// Shut while an earlier process has I/O under way. Workers look at it, the control loop opens it.
+#[derive(Debug, Default)]
+pub struct Gate {
+    nr_awaited: AtomicUsize,
+    /// Locks that others have. They outlive their session: the I/O of old may also hit who comes after a reset.
+    awaited: Mutex<Vec<Arc<Fence>>>,
+}
+
+impl Gate {
+    /// Whether rings may be served.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.nr_awaited.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes the lock, or shuts the gate until it is to be had. True if it is held now.
+    pub fn pass(&self, fence: &Arc<Fence>) -> bool {
+        let is_held = fence.try_lock();
+        if !is_held {
+            let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+            awaited.push(Arc::clone(fence));
+            self.nr_awaited.store(awaited.len(), Ordering::Release);
+        }
+        is_held
+    }
+
+    /// Looks again for the locks that were not to be had. Gives how many still are not.
+    pub fn look(&self) -> usize {
+        if self.is_open() {
+            return 0;
+        }
+        let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        awaited.retain(|fence| !fence.try_lock());
+        self.nr_awaited.store(awaited.len(), Ordering::Release);
+        awaited.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inflight;
+
+    fn area() -> File {
+        inflight::create(1, 16, 1).unwrap().0
+    }
+
+    #[test]
+    fn one_process_at_a_time_has_the_lock() {
+        let area = area();
+        let gate = Gate::default();
+        let (old, new) = (Fence::over(&area).unwrap(), Fence::over(&area).unwrap());
+        assert!(gate.pass(&old) && gate.is_open());
+        assert!(!gate.pass(&new) && !gate.is_open());
+        assert_eq!(gate.look(), 1);
+        // A worker of the old one has it still.
+        let registered = Arc::clone(&old);
+        drop(old);
+        assert_eq!(gate.look(), 1);
+        drop(registered);
+        assert_eq!(gate.look(), 0);
+        assert!(gate.is_open());
+        assert!(!Gate::default().pass(&Fence::over(&area).unwrap()), "the new one has it now");
+    }
+
+    #[test]
+    fn the_gate_stays_shut_when_who_shut_it_has_gone() {
+        let (area, other) = (area(), area());
+        let gate = Gate::default();
+        let old = Fence::over(&area).unwrap();
+        assert!(gate.pass(&old));
+        assert!(!gate.pass(&Fence::over(&area).unwrap()));
+        assert!(gate.pass(&Fence::over(&other).unwrap()), "another area has another lock");
+        assert_eq!(gate.look(), 1);
+        drop(old);
+        assert_eq!(gate.look(), 0);
+    }
+
+    #[test]
+    fn areas_are_told_apart_and_files_that_may_hang_refused() {
+        let (one, two) = (area(), area());
+        let fence = Fence::over(&one).unwrap();
+        assert!(fence.is_over(&one) && !fence.is_over(&two));
+        let on_proc = File::open("/proc/self/status").unwrap();
+        assert!(matches!(Fence::over(&on_proc), Err(FenceError::NotInMemory)));
+    }
+}

@@ -55,6 +55,8 @@ pub(crate) struct Control {
     pub(crate) nr_calls: u64,
     pub(crate) nr_calls_since_armed: u64,
     pub(crate) call_owed: bool,
+    /// Whether the guest, before it looked, waited for a call.
+    pub(crate) was_call_due: bool,
     calls: Vec<OwnedFd>,
     pub(crate) write_through_since: u64,
     /// How far the available ring went when the worker heard of the stop.
@@ -120,6 +122,7 @@ impl World {
             has_second: is_first || before.wants_second,
             wants_second: is_first || before.wants_second,
             call_owed: true,
+            was_call_due: false,
             error: Some(event()),
             write_through_since: before.write_through_since,
             unreachable_until: before.unreachable_until,

@@ -88,6 +88,9 @@ impl World {
 
     /// Takes all used entries, then asks for the next call (or for none).
     pub(crate) fn look(&mut self) {
+        self.mark_returned();
+        // A call for what was shown in the middle of a turn comes at its end, when the guest has taken it already.
+        self.control.was_call_due |= self.driver.is_call_due();
         self.control.nr_calls = 0;
         if self.rng.chance(50) {
             self.driver.disarm();

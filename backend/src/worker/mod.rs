@@ -44,6 +44,9 @@ const POLLED_RING_INTERVAL: Duration = Duration::from_micros(100);
 /// Most answers in one turn of a load so shallow that its next request is looked for.
 const POLLED_DEPTH_MAX: u32 = 2;
 
+/// Answers after which the guest is shown them within a turn.
+const SHOWN_AT_ONCE: u32 = 32;
+
 /// How long a request that every active path has refused waits before it asks them again, while a path is missing.
 const REFUSED_WAIT_NS: u64 = 500_000_000;
 
@@ -102,6 +105,8 @@ pub struct Worker<E> {
     slept_ns: u64,
     /// Answers that the last turn had.
     nr_done: u32,
+    /// Whether the last turn left something that can be sent.
+    has_more: bool,
     /// Transfers without a request, to be used again.
     #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
@@ -170,6 +175,7 @@ impl<E: Engine> Worker<E> {
             nr_wanted: 0,
             slept_ns: 0,
             nr_done: 0,
+            has_more: false,
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
             held: VecDeque::with_capacity(size),
@@ -211,6 +217,9 @@ impl<E: Engine> Worker<E> {
 
     /// Sends what is queued, and waits until something has happened.
     fn wait(&mut self) -> io::Result<()> {
+        if self.has_more {
+            return self.engine.wait(Some(Duration::ZERO), 1);
+        }
         // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
         // where answers come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
         let is_idle = self.engine.nr_in_flight() == 0 && self.nr_done <= POLLED_DEPTH_MAX;
@@ -314,6 +323,9 @@ impl<E: Engine> Worker<E> {
                 Event::Done(transfer, result) => {
                     self.nr_done += 1;
                     self.completed(transfer, result);
+                    if self.nr_done.is_multiple_of(SHOWN_AT_ONCE) {
+                        self.show();
+                    }
                 }
                 Event::Kick => {}
                 Event::Wake => {
@@ -332,6 +344,7 @@ impl<E: Engine> Worker<E> {
         }
         self.send_delayed();
         self.send_waiting();
+        self.show();
         if self.is_served() {
             self.take_requests();
         }
@@ -340,9 +353,17 @@ impl<E: Engine> Worker<E> {
             self.nr_held_shown = self.held.len();
             self.show_held();
         }
-        if (self.in_memory && self.vring.publish(self.map.map())) || self.call_owed {
+        self.show();
+        if self.call_owed {
             self.call_owed = false;
             self.call();
+        }
+    }
+
+    /// Lets the guest see what is answered: it can go on while the turn does.
+    fn show(&mut self) {
+        if self.in_memory && self.vring.publish(self.map.map()) {
+            self.call_owed = true;
         }
     }
 

@@ -9,9 +9,16 @@ use crate::merge::RunId;
 use crate::request::Status;
 use crate::transfer::Transfer;
 
+/// Transfers that go out before what has come back is looked at: a quarter of what waits, within these bounds. A path that
+/// answers during the submission would otherwise keep all answers until the last request is done, and the guest without
+/// work for as long.
+const CHUNK_MIN: usize = 8;
+const CHUNK_MAX: usize = 32;
+
 impl<E: Engine> Worker<E> {
-    /// Sends what waits, as far as the paths take it.
+    /// Sends what waits, as far as the paths take it and at most a chunk at a time.
     pub(super) fn send_queued(&mut self) {
+        self.has_more = false;
         if self.queue.is_empty() {
             return;
         }
@@ -21,7 +28,14 @@ impl<E: Engine> Worker<E> {
             self.queue.expire(self.now_ns);
         }
         self.dispatcher.catch_up();
+        let chunk = (self.queue.len() / 4).clamp(CHUNK_MIN, CHUNK_MAX);
+        let mut nr_sent = 0;
         while let Some((run, bytes, is_write)) = self.queue.first() {
+            if nr_sent == chunk && !self.stopping {
+                self.has_more = true;
+                return;
+            }
+            nr_sent += 1;
             let choice = self.dispatcher.choose_open(bytes, is_write, self.now_ns);
             // While the ring stops nothing waits for room.
             if choice == Choice::Full && !self.stopping {

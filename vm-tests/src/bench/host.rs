@@ -68,39 +68,6 @@ pub(super) fn check_stopped() -> Result<()> {
     Ok(())
 }
 
-/// The whole session goes before the rest of the machine as long as this lives, as far as that is allowed.
-pub(super) struct Priority {
-    pub(super) fact: String,
-    autogroup: Option<String>,
-}
-
-impl Priority {
-    const AUTOGROUP: &str = "/proc/self/autogroup";
-
-    /// For this process and those spawned later. Where the scheduler groups by session, the nice value counts inside the
-    /// group only, and the group has one of its own.
-    pub(super) fn raise() -> Self {
-        const FIRST: libc::c_int = -20;
-        // SAFETY: setpriority takes plain numbers.
-        if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, FIRST) } != 0 {
-            return Self { fact: "as started (raising it needs root)".into(), autogroup: None };
-        }
-        let before = fs::read_to_string(Self::AUTOGROUP).unwrap_or_default();
-        let before = before.trim().rsplit(' ').next().unwrap_or_default().to_owned();
-        let grouped = !before.is_empty() && fs::write(Self::AUTOGROUP, FIRST.to_string()).is_ok();
-        Self { fact: format!("nice {FIRST}"), autogroup: grouped.then_some(before) }
-    }
-}
-
-impl Drop for Priority {
-    fn drop(&mut self) {
-        if let Some(before) = &self.autogroup {
-            // Nothing to be done about a failure; the group ends with its session.
-            let _ = fs::write(Self::AUTOGROUP, before);
-        }
-    }
-}
-
 /// What the threads of a process have used, io_uring's kernel threads included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {

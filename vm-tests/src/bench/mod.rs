@@ -2,7 +2,8 @@
 //!
 //! The client keeps a number of requests under way and starts the next one when one is answered. It runs on a core of
 //! its own and the server on another. Rounds are interleaved (A B C A B C ...), so that what else the machine does
-//! hits all alike; the medians over the rounds and their ratios are the result. Nothing is asserted.
+//! hits all alike; the medians over the rounds and their ratios are the result. Nothing is asserted. All run at the ordinary
+//! priority: one that is raised keeps the kernel's threads, which do a loop device's work, from the processor.
 
 mod client;
 mod direct;
@@ -24,7 +25,7 @@ use anyhow::{Context as _, Result};
 use client::{Client, Sample};
 use direct::Direct;
 use disk::{Disk, DiskKind};
-use host::{Cores, Priority, Usage};
+use host::{Cores, Usage};
 use report::{Measured, Report};
 use server::{BenchServer, Program};
 use vhost_user::VhostUserClient;
@@ -86,8 +87,7 @@ pub fn main(options: &Options) -> Result<()> {
     let cores = Cores::choose()?;
     host::pin_this_thread(cores.client)?;
     host::stop_in_order();
-    let priority = Priority::raise();
-    let mut report = Report::new(options, cores, &priority)?;
+    let mut report = Report::new(options, cores)?;
     for kind in &options.disks {
         let disk = Disk::new(*kind, options.disk_bytes)?;
         let mut targets = Vec::new();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::client::Sample;
 use super::disk::DiskKind;
-use super::host::{self, Cores, Priority, Usage};
+use super::host::{self, Cores, Usage};
 use super::options::Options;
 use super::server::Program;
 use super::workload::Workload;
@@ -87,10 +87,9 @@ impl Line<'_> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(options: &'a Options, cores: Cores, priority: &Priority) -> Result<Self> {
+    pub(super) fn new(options: &'a Options, cores: Cores) -> Result<Self> {
         let mut facts = host::describe();
         facts.push(("cores", format!("client on {}, server on {}", cores.client, cores.server)));
-        facts.push(("priority", priority.fact.clone()));
         facts.push(("rounds", format!("{} of {:?}, interleaved", options.rounds, options.time)));
         facts.push(("disk", format!("{} MiB", options.disk_bytes >> 20)));
         fs::create_dir_all(&options.out).with_context(|| format!("make {}", options.out.display()))?;

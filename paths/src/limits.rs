@@ -46,6 +46,8 @@ pub struct Limits {
     /// Whether the kernel may sleep in the middle of submitting I/O to it: FUSE does, so a server that hangs would hold
     /// up all that is submitted with it.
     pub may_block: bool,
+    /// Whether it is a file of tmpfs: I/O is a copy in memory and done when the call returns, whatever it is asked with.
+    pub in_memory: bool,
 }
 
 impl Limits {
@@ -66,6 +68,7 @@ impl Limits {
             discard_granularity_bytes: a.discard_granularity_bytes.max(b.discard_granularity_bytes),
             read_only: a.read_only || b.read_only,
             may_block: a.may_block || b.may_block,
+            in_memory: a.in_memory && b.in_memory,
         })
     }
 }
@@ -87,6 +90,7 @@ mod tests {
             discard_granularity_bytes: 512,
             read_only: false,
             may_block: false,
+            in_memory: false,
         }
     }
 

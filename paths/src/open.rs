@@ -14,6 +14,9 @@ use crate::sysfs::{self, BlockDevice};
 /// `f_type` of FUSE file systems (`include/uapi/linux/magic.h`).
 const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 
+/// `f_type` of tmpfs, as above.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// How to open a path.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
@@ -127,6 +130,7 @@ fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
         discard_granularity_bytes: 512,
         read_only: options.read_only,
         may_block: false,
+        in_memory: false,
     };
     Ok(Opened { file, limits, identity: Identity::Null { size_bytes }, rdev: 0 })
 }
@@ -176,6 +180,7 @@ fn probe_limits(
         // Beyond a page the file system's hint speaks of its own caching.
         _ => file_block.min(4096),
     };
+    let file_system = rustix::fs::fstatfs(file).map(|fs| fs.f_type).ok();
     Ok(Limits {
         kind,
         size_bytes,
@@ -189,7 +194,9 @@ fn probe_limits(
             queue("discard_granularity").unwrap_or(file_block).max(logical_block_bytes),
         ),
         read_only: options.read_only,
-        may_block: rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == FUSE_SUPER_MAGIC),
+        may_block: file_system == Some(FUSE_SUPER_MAGIC),
+        // What lies behind a device node on tmpfs is the device's.
+        in_memory: kind == FileKind::Regular && file_system == Some(TMPFS_MAGIC),
     })
 }
 

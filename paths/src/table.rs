@@ -126,6 +126,7 @@ impl Table {
             Some(told) => Limits {
                 mem_align_bytes: told.mem_align_bytes.max(strictest.mem_align_bytes),
                 may_block: strictest.may_block,
+                in_memory: strictest.in_memory,
                 ..told
             },
             None => strictest,

@@ -3,6 +3,7 @@
 //! The engine owns a transfer from [`Engine::start`] until it comes back in [`Event::Done`], and with it everything
 //! that the kernel may touch meanwhile.
 
+mod at_once;
 mod uring;
 
 use std::io;

@@ -9,9 +9,7 @@ use std::time::Duration;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
-use polypath_paths::FileKind;
-use polypath_paths::failover::Work;
-
+use super::at_once::{self, moved_by_null};
 use super::{Engine, Event, GATHER_TIME};
 use crate::fence::Fence;
 use crate::gather::IoVec;
@@ -34,7 +32,7 @@ pub struct UringEngine {
     free: Vec<u32>,
     /// Whether the kernel can wait for several completions for a limited time (since 6.12).
     can_gather: bool,
-    /// Transfers of paths that answer at once.
+    /// Transfers of paths that answer at once, when they are asked for.
     instant: VecDeque<Box<Transfer>>,
     wake: OwnedFd,
     wake_armed: bool,
@@ -186,17 +184,9 @@ fn build(nr_slots: u32) -> io::Result<IoUring> {
     }
 }
 
-/// What a path without a device says that it has moved.
-fn moved_by_null(transfer: &Transfer) -> u64 {
-    match transfer.work() {
-        Work::Read | Work::Write => transfer.nr_bytes(),
-        Work::Flush | Work::Discard | Work::WriteZeroes => 0,
-    }
-}
-
 impl Engine for UringEngine {
     fn start(&mut self, mut transfer: Box<Transfer>) {
-        if transfer.path().is_some_and(|path| path.limits().kind == FileKind::NullInline) {
+        if transfer.path().is_some_and(|path| at_once::is_for(path.limits())) {
             return self.instant.push_back(transfer);
         }
         let entry = Self::entry(&mut transfer);
@@ -214,7 +204,9 @@ impl Engine for UringEngine {
     fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()> {
         self.arm_watches();
         if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
-            return self.enter();
+            // The kernel says when it has something for a call to take in.
+            let has_cause = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
+            return if has_cause { self.enter() } else { Ok(()) };
         }
         let timespec = timeout.map(Timespec::from);
         let mut args = SubmitArgs::new();
@@ -249,8 +241,8 @@ impl Engine for UringEngine {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        if let Some(transfer) = self.instant.pop_front() {
-            let result = i32::try_from(moved_by_null(&transfer)).unwrap_or(i32::MAX);
+        if let Some(mut transfer) = self.instant.pop_front() {
+            let result = at_once::run(&mut transfer);
             return Some(Event::Done(transfer, result));
         }
         loop {

@@ -22,7 +22,12 @@ pub(crate) struct Links {
 impl Links {
     /// A file of zeros with `nr` names.
     pub(crate) fn new(nr: usize, size_bytes: u64) -> Self {
-        let dir = tempfile::tempdir().expect("temporary directory");
+        Self::within(&std::env::temp_dir(), nr, size_bytes)
+    }
+
+    /// The same, on the file system of that directory.
+    pub(crate) fn within(dir: &std::path::Path, nr: usize, size_bytes: u64) -> Self {
+        let dir = tempfile::tempdir_in(dir).expect("temporary directory");
         let name = |i: usize| dir.path().join(i.to_string());
         std::fs::File::create(name(0)).and_then(|file| file.set_len(size_bytes)).expect("file");
         (1..nr).for_each(|i| std::fs::hard_link(name(0), name(i)).expect("link"));

@@ -45,7 +45,17 @@ fn signal(fd: &OwnedFd) {
 
 impl Case {
     fn new(nr_slots: u32) -> Self {
-        let links = Links::new(2, DISK_BYTES);
+        Self::on(nr_slots, Links::new(2, DISK_BYTES))
+    }
+
+    /// One on any file system, and one on tmpfs, whose I/O the worker does itself.
+    fn both(nr_slots: u32) -> [Self; 2] {
+        let in_memory = Self::on(nr_slots, Links::within("/dev/shm".as_ref(), 2, DISK_BYTES));
+        assert!(in_memory.table.lane(1).unwrap().path().limits().in_memory, "/dev/shm is a tmpfs");
+        [Self::new(nr_slots), in_memory]
+    }
+
+    fn on(nr_slots: u32, links: Links) -> Self {
         let guest = anonymous(MEMORY_BYTES);
         let wake = event();
         Self {
@@ -142,109 +152,116 @@ fn a_ring_can_be_had_here() {
 
 #[test]
 fn a_write_is_in_the_file_and_a_read_in_memory() {
-    let mut case = Case::new(4);
-    let bytes = letters(8192);
-    case.put(0x1000, &bytes[..5000]);
-    case.put(0x8000, &bytes[5000..]);
-    let write = case.transfer(Operation::Write { offset: 4096 }, &[(0x1000, 5000), (0x8000, 3192)], &[]);
-    assert_eq!(case.run(write), 8192);
-    let mut file_bytes = vec![0; 8192];
-    case.file().read_exact_at(&mut file_bytes, 4096).unwrap();
-    assert!(file_bytes == bytes);
+    for mut case in Case::both(4) {
+        let bytes = letters(8192);
+        case.put(0x1000, &bytes[..5000]);
+        case.put(0x8000, &bytes[5000..]);
+        let write = case.transfer(Operation::Write { offset: 4096 }, &[(0x1000, 5000), (0x8000, 3192)], &[]);
+        assert_eq!(case.run(write), 8192);
+        let mut file_bytes = vec![0; 8192];
+        case.file().read_exact_at(&mut file_bytes, 4096).unwrap();
+        assert!(file_bytes == bytes);
 
-    let read = case.transfer(Operation::Read { offset: 4096 }, &[(0x20_0000, 512), (0x21_0000, 7680)], &[]);
-    assert_eq!(case.run(read), 8192);
-    assert!(case.get(0x20_0000, 512) == bytes[..512] && case.get(0x21_0000, 7680) == bytes[512..]);
+        let read =
+            case.transfer(Operation::Read { offset: 4096 }, &[(0x20_0000, 512), (0x21_0000, 7680)], &[]);
+        assert_eq!(case.run(read), 8192);
+        assert!(case.get(0x20_0000, 512) == bytes[..512] && case.get(0x21_0000, 7680) == bytes[512..]);
+    }
 }
 
 #[test]
 fn bounced_pieces_go_both_ways() {
-    let mut case = Case::new(1);
-    let bytes = letters(1024);
-    case.put(0x1001, &bytes[..100]);
-    case.put(0x2003, &bytes[100..]);
-    let write = case.transfer(Operation::Write { offset: 0 }, &[(0x1001, 100), (0x2003, 924)], &[]);
-    assert_eq!(case.run(write), 1024);
-    let read = case.transfer(Operation::Read { offset: 0 }, &[(0x5001, 1000), (0x6007, 24)], &[]);
-    assert_eq!(case.run(read), 1024);
-    assert!(case.get(0x5001, 1000) == bytes[..1000] && case.get(0x6007, 24) == bytes[1000..]);
+    for mut case in Case::both(1) {
+        let bytes = letters(1024);
+        case.put(0x1001, &bytes[..100]);
+        case.put(0x2003, &bytes[100..]);
+        let write = case.transfer(Operation::Write { offset: 0 }, &[(0x1001, 100), (0x2003, 924)], &[]);
+        assert_eq!(case.run(write), 1024);
+        let read = case.transfer(Operation::Read { offset: 0 }, &[(0x5001, 1000), (0x6007, 24)], &[]);
+        assert_eq!(case.run(read), 1024);
+        assert!(case.get(0x5001, 1000) == bytes[..1000] && case.get(0x6007, 24) == bytes[1000..]);
+    }
 }
 
 #[test]
 fn f31_a_read_past_the_end_of_a_shrunk_file_is_short() {
-    let mut case = Case::new(1);
-    case.file().set_len(4096 + 100).unwrap();
-    let mut read = case.transfer(Operation::Read { offset: 0 }, &[(0, 16384)], &[]);
-    for expected in [Next::Again, Next::Finished(Status::IoErr)] {
-        case.engine.start(read);
-        let (transfer, result) = case.next_done();
-        read = transfer;
-        assert!(result < 16384, "{result}");
-        assert_eq!(read.complete(result), expected);
+    for mut case in Case::both(1) {
+        case.file().set_len(4096 + 100).unwrap();
+        let mut read = case.transfer(Operation::Read { offset: 0 }, &[(0, 16384)], &[]);
+        for expected in [Next::Again, Next::Finished(Status::IoErr)] {
+            case.engine.start(read);
+            let (transfer, result) = case.next_done();
+            read = transfer;
+            assert!(result < 16384, "{result}");
+            assert_eq!(read.complete(result), expected);
+        }
+        end(read);
     }
-    end(read);
 }
 
 #[test]
 fn sync_and_holes_and_zeros() {
-    let mut case = Case::new(2);
-    let file = case.file();
-    file.write_all_at(&letters(65536), 0).unwrap();
-    let mut flush = case.transfer(Operation::Flush, &[], &[]);
-    flush.set_path(0);
-    assert_eq!(case.run(flush), 0);
-    let range = |offset, len, unmap| Range { offset, len, unmap };
-    let discard = case.transfer(Operation::Discard, &[], &[range(4096, 8192, true)]);
-    let zeroes = case.transfer(Operation::WriteZeroes, &[], &[range(32768, 4096, true)]);
-    for transfer in [discard, zeroes] {
-        assert_eq!(case.run(transfer), 0);
-    }
-    let mut expected = letters(65536);
-    expected[4096..12288].fill(0);
-    expected[32768..36864].fill(0);
-    let mut bytes = vec![0; 65536];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    assert!(bytes == expected);
+    for mut case in Case::both(2) {
+        let file = case.file();
+        file.write_all_at(&letters(65536), 0).unwrap();
+        let mut flush = case.transfer(Operation::Flush, &[], &[]);
+        flush.set_path(0);
+        assert_eq!(case.run(flush), 0);
+        let range = |offset, len, unmap| Range { offset, len, unmap };
+        let discard = case.transfer(Operation::Discard, &[], &[range(4096, 8192, true)]);
+        let zeroes = case.transfer(Operation::WriteZeroes, &[], &[range(32768, 4096, true)]);
+        for transfer in [discard, zeroes] {
+            assert_eq!(case.run(transfer), 0);
+        }
+        let mut expected = letters(65536);
+        expected[4096..12288].fill(0);
+        expected[32768..36864].fill(0);
+        let mut bytes = vec![0; 65536];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == expected);
 
-    // Not every file system can zero a range; what comes then is the errno that makes zeros be written.
-    let zeroes = case.transfer(Operation::WriteZeroes, &[], &[range(DISK_BYTES - 4096, 4096, false)]);
-    let result = case.run(zeroes);
-    assert!([0, -libc::EOPNOTSUPP].contains(&result), "{result}");
-    assert_eq!(file.metadata().unwrap().len(), DISK_BYTES, "F52: the size stays");
+        // Not every file system can zero a range; what comes then is the errno that makes zeros be written.
+        let zeroes = case.transfer(Operation::WriteZeroes, &[], &[range(DISK_BYTES - 4096, 4096, false)]);
+        let result = case.run(zeroes);
+        assert!([0, -libc::EOPNOTSUPP].contains(&result), "{result}");
+        assert_eq!(file.metadata().unwrap().len(), DISK_BYTES, "F52: the size stays");
+    }
 }
 
 #[test]
 fn an_error_is_a_negative_errno_and_the_next_transfer_works() {
-    let mut case = Case::new(1);
-    let writable = Rc::clone(&case.table);
-    let read_only = OpenOptions { read_only: true, direct: false };
-    case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None, 0));
-    let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
-    assert_eq!(case.run(write), -libc::EBADF);
-    case.table = writable;
-    let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
-    assert_eq!(case.run(write), 512);
+    for mut case in Case::both(1) {
+        let writable = Rc::clone(&case.table);
+        let read_only = OpenOptions { read_only: true, direct: false };
+        case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None, 0));
+        let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
+        assert_eq!(case.run(write), -libc::EBADF);
+        case.table = writable;
+        let write = case.transfer(Operation::Write { offset: 0 }, &[(0, 512)], &[]);
+        assert_eq!(case.run(write), 512);
+    }
 }
 
 #[test]
 fn f28_every_slot_at_once_round_after_round() {
     const NR_SLOTS: u32 = 256;
-    let mut case = Case::new(NR_SLOTS);
-    let bytes = letters(1 << 20);
-    case.file().write_all_at(&bytes, 0).unwrap();
-    for _ in 0..4 {
-        for i in 0..u64::from(NR_SLOTS) {
-            case.start(Operation::Read { offset: i * 4096 }, &[(i * 4096, 4096)]);
+    for mut case in Case::both(NR_SLOTS) {
+        let bytes = letters(1 << 20);
+        case.file().write_all_at(&bytes, 0).unwrap();
+        for _ in 0..4 {
+            for i in 0..u64::from(NR_SLOTS) {
+                case.start(Operation::Read { offset: i * 4096 }, &[(i * 4096, 4096)]);
+            }
+            assert_eq!(case.engine.nr_in_flight(), NR_SLOTS as usize);
+            for _ in 0..NR_SLOTS {
+                let (transfer, result) = case.next_done();
+                assert_eq!(result, 4096);
+                end(transfer);
+            }
+            assert_eq!(case.engine.nr_in_flight(), 0);
+            assert!(case.get(0, bytes.len()) == bytes);
+            case.put(0, &vec![0; bytes.len()]);
         }
-        assert_eq!(case.engine.nr_in_flight(), NR_SLOTS as usize);
-        for _ in 0..NR_SLOTS {
-            let (transfer, result) = case.next_done();
-            assert_eq!(result, 4096);
-            end(transfer);
-        }
-        assert_eq!(case.engine.nr_in_flight(), 0);
-        assert!(case.get(0, bytes.len()) == bytes);
-        case.put(0, &vec![0; bytes.len()]);
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Dispatcher {
     weighs_load: bool,
     /// Whether some path is in several groups.
     has_twins: bool,
+    /// Whether the snapshot was replaced lately.
+    is_new_view: bool,
 }
 
 /// Where a request can go.
@@ -126,6 +128,7 @@ impl Dispatcher {
             weighs_load: weighs_load(&table),
             has_twins: has_twins(&table),
             snapshot: Rc::new(View::new(table, None, worker)),
+            is_new_view: false,
         })
     }
 
@@ -193,6 +196,12 @@ impl Dispatcher {
         self.weighs_load = weighs_load(&table);
         self.has_twins = has_twins(&table);
         self.snapshot = Rc::new(View::new(table, Some(&self.snapshot), self.worker));
+        self.is_new_view = true;
+    }
+
+    /// Whether there is another snapshot than at the last call.
+    pub fn take_new_view(&mut self) -> bool {
+        std::mem::take(&mut self.is_new_view)
     }
 
     /// The snapshot of this batch.

@@ -19,11 +19,36 @@ pub struct Lane {
     path: Arc<Path>,
     worker: usize,
     load: Cell<PathLoad>,
+    /// Place of its file among those that the worker's ring knows.
+    file_place: Cell<Option<u32>>,
+    /// Whether the worker's view has it no more.
+    has_left: Cell<bool>,
 }
 
 impl Lane {
     fn new(path: Arc<Path>, worker: usize) -> Self {
-        Self { path, worker, load: Cell::new(PathLoad::default()) }
+        Self {
+            path,
+            worker,
+            load: Cell::new(PathLoad::default()),
+            file_place: Cell::new(None),
+            has_left: Cell::new(false),
+        }
+    }
+
+    /// Where the worker's ring has its file registered.
+    pub fn file_place(&self) -> Option<u32> {
+        self.file_place.get()
+    }
+
+    /// Its file is registered there, for as long as the lane lives.
+    pub fn set_file_place(&self, place: u32) {
+        self.file_place.set(Some(place));
+    }
+
+    /// Whether it is no more in the view of its worker: no new request will use it.
+    pub fn has_left(&self) -> bool {
+        self.has_left.get()
     }
 
     /// What this worker has done there.
@@ -81,6 +106,9 @@ impl View {
             let known = lanes.iter().chain(old).find(|lane| Arc::ptr_eq(&lane.path, path));
             let lane = known.map_or_else(|| Rc::new(Lane::new(Arc::clone(path), worker)), Rc::clone);
             lanes.push(lane);
+        }
+        for old in before.into_iter().flat_map(View::lanes) {
+            old.has_left.set(!lanes.iter().any(|lane| Rc::ptr_eq(lane, old)));
         }
         Self { table, lanes: lanes.into() }
     }

@@ -4,6 +4,7 @@
 //! that the kernel may touch meanwhile.
 
 mod at_once;
+mod files;
 mod uring;
 
 use std::io;
@@ -54,6 +55,9 @@ pub trait Engine {
 
     /// Watches an eventfd for kicks, in place of the one before.
     fn watch_kick(&mut self, kick: Option<OwnedFd>);
+
+    /// The worker goes by a new view of the paths: those that left are let go of when nothing is under way there.
+    fn note_new_view(&mut self);
 
     /// Shows every transfer that is with the kernel.
     fn visit(&self, each: &mut dyn FnMut(&Transfer));

@@ -10,6 +10,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
 use super::at_once::{self, moved_by_null};
+use super::files::Files;
 use super::{Engine, Event, GATHER_TIME};
 use crate::fence::Fence;
 use crate::gather::IoVec;
@@ -40,6 +41,7 @@ pub struct UringEngine {
     kick_generation: u64,
     kick_armed: bool,
     /// Registered with the ring, so that it is kept for as long as the ring has I/O under way.
+    files: Files,
     _fence: Option<Arc<Fence>>,
 }
 
@@ -54,13 +56,7 @@ impl UringEngine {
     /// it has I/O under way. To be made by the thread that uses it.
     pub fn new(nr_slots: u32, wake: OwnedFd, fence: Option<Arc<Fence>>) -> io::Result<Self> {
         let ring = build(nr_slots)?;
-        if let Some(fence) = &fence
-            && let Err(error) = ring.submitter().register_files(&[fence.raw_fd()])
-        {
-            log::warn!(
-                "a process after this one will not wait for what it has with the kernel: error={error}"
-            );
-        }
+        let files = Files::new(&ring, fence.as_ref().map(|fence| fence.raw_fd()));
         // What may sleep (a flush, a discard, anything on a FUSE file) takes a kernel thread until it is answered, and by
         // default there are 4 per processor for files and block devices: a few flushes of a path that hangs would keep all
         // others from their paths. A thread for each transfer, should it come to that; idle ones end by themselves.
@@ -81,6 +77,7 @@ impl UringEngine {
             kick: None,
             kick_generation: 0,
             kick_armed: false,
+            files,
             _fence: fence,
         })
     }
@@ -134,19 +131,22 @@ impl UringEngine {
         }
     }
 
-    fn entry(transfer: &mut Transfer) -> squeue::Entry {
-        let path = transfer.path();
-        let fd = Fd(path.map_or(-1, |path| path.raw_fd()));
-        // A thread of the kernel's own does what could hold up the submission of everything else.
-        let flags = match path.is_some_and(|path| path.limits().may_block) {
-            true => squeue::Flags::ASYNC,
-            false => squeue::Flags::empty(),
+    fn entry(&mut self, transfer: &mut Transfer) -> squeue::Entry {
+        let Some(lane) = transfer.lane() else {
+            return opcode::Read::new(Fd(-1), std::ptr::null_mut(), 0).build();
         };
-        // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        if path.is_some_and(|path| path.limits().kind.is_null()) {
+        let limits = lane.path().limits();
+        if limits.kind.is_null() {
             return opcode::Nop::new().build();
         }
+        // A thread of the kernel's own does what could hold up the submission of everything else.
+        let mut flags = squeue::Flags::empty();
+        flags.set(squeue::Flags::ASYNC, limits.may_block);
+        let place = self.files.place(&self.ring, lane).and_then(|place| i32::try_from(place).ok());
+        flags.set(squeue::Flags::FIXED_FILE, place.is_some());
+        let fd = Fd(place.unwrap_or_else(|| lane.path().raw_fd()));
+        // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let len = |v: &IoVec| u32::try_from(v.iov_len).unwrap_or(u32::MAX);
         let entry = match transfer.action() {
             // One piece needs no list for the kernel to copy.
@@ -189,7 +189,7 @@ impl Engine for UringEngine {
         if transfer.path().is_some_and(|path| at_once::is_for(path.limits())) {
             return self.instant.push_back(transfer);
         }
-        let entry = Self::entry(&mut transfer);
+        let entry = self.entry(&mut transfer);
         let Some(slot) = self.free.pop() else {
             // There are as many slots as ring entries, and a head is in flight once.
             unreachable!("more transfers than slots");
@@ -203,6 +203,7 @@ impl Engine for UringEngine {
 
     fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()> {
         self.arm_watches();
+        self.files.let_go(&self.ring)?;
         if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
             // The kernel says when it has something for a call to take in.
             let has_cause = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
@@ -230,6 +231,7 @@ impl Engine for UringEngine {
 
     fn submit(&mut self) -> io::Result<()> {
         self.arm_watches();
+        self.files.let_go(&self.ring)?;
         if self.ring.submission().is_empty() {
             return Ok(());
         }
@@ -301,6 +303,10 @@ impl Engine for UringEngine {
         (self.kick, self.kick_armed) = (kick, false);
     }
 
+    fn note_new_view(&mut self) {
+        self.files.note_new_view();
+    }
+
     fn visit(&self, each: &mut dyn FnMut(&Transfer)) {
         self.slots.iter().flatten().for_each(|transfer| each(transfer));
     }
@@ -332,6 +338,7 @@ impl Drop for UringEngine {
                 }
             }
         }
+        self.files.close(&self.ring);
     }
 }
 

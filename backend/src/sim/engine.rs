@@ -58,6 +58,8 @@ impl Engine for SimEngine {
         world.next_event()
     }
 
+    fn note_new_view(&mut self) {}
+
     fn watch_kick(&mut self, kick: Option<OwnedFd>) {
         assert_eq!(kick.is_none(), self.0.borrow().profile.polled);
     }

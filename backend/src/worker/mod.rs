@@ -217,6 +217,9 @@ impl<E: Engine> Worker<E> {
 
     /// Sends what is queued, and waits until something has happened.
     fn wait(&mut self) -> io::Result<()> {
+        if self.dispatcher.take_new_view() {
+            self.engine.note_new_view();
+        }
         if self.has_more {
             return self.engine.wait(Some(Duration::ZERO), 1);
         }

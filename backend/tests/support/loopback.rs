@@ -101,6 +101,8 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
         Ok(())
     }
 
+    fn note_new_view(&mut self) {}
+
     fn has_event(&mut self) -> bool {
         !self.done.is_empty()
     }

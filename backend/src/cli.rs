@@ -104,10 +104,6 @@ pub struct Options {
     #[arg(long, value_name = "US", default_value_t = 32, value_parser = parse_poll_us)]
     pub poll_us: u64,
 
-    /// Offer live migration. Not ready for use: guests were seen to come out of a move with corrupt memory.
-    #[arg(long, hide = true)]
-    pub migration: bool,
-
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
     pub trust_paths: bool,

@@ -63,13 +63,13 @@ pub struct Tuning {
     pub merge: MergeLimits,
     /// For how long a worker looks for work before it sleeps, at most, in ns; 0: not at all.
     pub poll_ns: u64,
-    /// Whether the guest may be moved to another host while it runs.
+    /// Whether the guest may be moved to another host while it runs. Not with a page cache: no other host sees that.
     pub migration: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000, migration: false }
+        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000, migration: true }
     }
 }
 

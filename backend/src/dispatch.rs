@@ -382,7 +382,7 @@ impl Dispatcher {
         }
     }
 
-    /// A write was completed on a path that may not be in the table any more: some path of it has to be flushed.
+    /// A write was completed on a path that is not in the table, or not any more: some path of it has to be flushed.
     pub fn note_foreign_write(&self) {
         if let Some(path) = self.snapshot.paths().first() {
             path.ledger().note_write(self.worker);

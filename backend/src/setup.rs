@@ -120,7 +120,7 @@ fn disk_options(options: &Options) -> anyhow::Result<DiskOptions> {
             path_depth: options.path_depth,
             merge: MergeLimits { bytes_max: u64::from(options.merge_max) << 10, ..MergeLimits::default() },
             poll_ns: options.poll_us * 1000,
-            migration: options.migration,
+            migration: options.direct == Switch::On,
         },
     })
 }

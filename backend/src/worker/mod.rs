@@ -157,6 +157,9 @@ impl<E: Engine> Worker<E> {
         let polled = config.kick.is_none();
         let tuning = *config.disk.tuning();
         engine.watch_kick(config.kick);
+        let dispatcher = Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?;
+        // The guest may come from another host, where it wrote what it has not flushed yet.
+        dispatcher.note_foreign_write();
         Ok(Self {
             now_ns: engine.now_ns(),
             engine,
@@ -167,7 +170,7 @@ impl<E: Engine> Worker<E> {
             enabled: config.enabled,
             stopping: false,
             keeps_waiting: false,
-            dispatcher: Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?,
+            dispatcher,
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
             window: Window::new(tuning.poll_ns),

@@ -67,7 +67,7 @@ impl Fio {
     /// Repeats itself so often that something can happen in its midst, also where the guest is fast.
     pub fn lasting(self) -> Self {
         match Accel::best() {
-            Accel::Tcg | Accel::TcgOneThread => self,
+            Accel::Tcg => self,
             Accel::Kvm => self.with("loops", 40),
         }
     }

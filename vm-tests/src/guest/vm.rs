@@ -91,6 +91,7 @@ pub struct Vm {
     memory_mib: u32,
     kernel_args: String,
     disks: Vec<Disk>,
+    own_disk: Option<PathBuf>,
     firmware_boot: bool,
     incoming: Option<PathBuf>,
 }
@@ -111,6 +112,7 @@ impl Vm {
             memory_mib: 512,
             kernel_args: KERNEL_ARGS.into(),
             disks: Vec::new(),
+            own_disk: None,
             firmware_boot: false,
             incoming: None,
         }
@@ -155,6 +157,12 @@ impl Vm {
     /// Adds a disk that was described before.
     pub fn attach(mut self, disk: Disk) -> Self {
         self.disks.push(disk);
+        self
+    }
+
+    /// Adds a disk that QEMU serves by itself from a file: what goes wrong there as well is not a back-end's fault.
+    pub fn own_disk(mut self, file: &Path) -> Self {
+        self.own_disk = Some(file.into());
         self
     }
 
@@ -246,6 +254,11 @@ impl Vm {
                 device += &format!(",{name}={value}");
             }
             command.args(["-chardev", &chardev, "-device", &device]);
+        }
+        if let Some(file) = &self.own_disk {
+            let node = format!("driver=file,node-name=own,filename={},cache.direct=on", file.display());
+            let device = format!("virtio-blk-pci,drive=own,num-queues={}", self.cpus);
+            command.args(["-blockdev", &node, "-device", &device]);
         }
         if let Some(socket) = &self.incoming {
             command.arg("-incoming").arg(format!("unix:{}", socket.display()));

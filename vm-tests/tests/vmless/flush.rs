@@ -48,6 +48,26 @@ fn f16_a_flush_reaches_every_path_that_carried_a_write() {
     }
 }
 
+/// Another host wrote, and its guest comes here before it has flushed: nothing was written by this process meanwhile.
+#[test]
+fn f16_a_flush_covers_what_the_guest_wrote_on_another_host() {
+    need!(faulty);
+    let image = Image::empty(MIB);
+    let fs = FaultyFs::mount(&image.path, &["there", "here"]).unwrap();
+    let serve = |name| Server::polypath().path(fs.path(name)).start().unwrap();
+    let (there, here) = (serve("there"), serve("here"));
+    let mut disk = Disk::open(here.socket()).unwrap();
+    disk.q().write(0, &[1; 4096]).unwrap();
+    disk.q().flush().unwrap();
+    let fsyncs = fs.counts("here").fsyncs;
+    disk.q().flush().unwrap();
+    assert_eq!(fs.counts("here").fsyncs, fsyncs, "nothing to cover");
+    drop(disk);
+    Disk::open(there.socket()).unwrap().q().write(64, &[2; 4096]).unwrap();
+    Disk::open(here.socket()).unwrap().q().flush().unwrap();
+    assert!(fs.counts("here").fsyncs > fsyncs, "the disk's cache is not told");
+}
+
 #[test]
 fn f16_a_flush_on_one_queue_covers_writes_on_another() {
     need!(faulty);

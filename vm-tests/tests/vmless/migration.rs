@@ -53,7 +53,7 @@ fn some_framing(rng: &mut Rng) -> Framing {
 /// A few rounds of random requests; what changed in memory is what is marked, page by page.
 fn compare_with_the_log(without: u64) {
     let image = Image::filled(4 * MIB);
-    let server = Server::polypath().arg("--migration").path(&image.path).num_queues(2).start().unwrap();
+    let server = Server::polypath().path(&image.path).num_queues(2).start().unwrap();
     let at = Disk::at(server.socket()).queues(2).memory_bytes(4 * MIB).without(without);
     let mut disk = at.open().unwrap();
     let log = disk.start_logging().unwrap();
@@ -105,7 +105,7 @@ fn f49_every_page_written_is_marked_without_event_indices() {
 #[test]
 fn writes_mark_no_data() {
     let image = Image::filled(4 * MIB);
-    let server = Server::polypath().arg("--migration").path(&image.path).start().unwrap();
+    let server = Server::polypath().path(&image.path).start().unwrap();
     let mut disk = Disk::open(server.socket()).unwrap();
     let log = disk.start_logging().unwrap();
     for i in 0..32 {
@@ -122,7 +122,7 @@ fn f49_requests_from_before_the_log_are_marked() {
     need!(faulty);
     let image = Image::filled(4 * MIB);
     let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
-    let server = Server::polypath().arg("--migration").path(fs.path("a")).start().unwrap();
+    let server = Server::polypath().path(fs.path("a")).start().unwrap();
     let mut disk = Disk::open(server.socket()).unwrap();
     disk.q().read(0, 8).unwrap();
     fs.rule("a", Rule::hold().reads());
@@ -156,7 +156,7 @@ fn f49_requests_from_before_the_log_are_marked() {
 #[test]
 fn f49_regions_added_later_are_covered() {
     let image = Image::filled(4 * MIB);
-    let server = Server::polypath().arg("--migration").path(&image.path).start().unwrap();
+    let server = Server::polypath().path(&image.path).start().unwrap();
     let mut disk = Disk::open(server.socket()).unwrap();
     let short = disk.start_logging().unwrap();
     let region = disk.memory.add(Region::new(disk.memory.end() + 64 * MIB, MIB, 0).unwrap());
@@ -181,7 +181,7 @@ fn f49_logs_that_cannot_be_are_refused() {
     use polypath_vm_tests::front_end::wire::{VERSION, req};
     use std::os::fd::AsRawFd as _;
     let image = Image::filled(MIB);
-    let server = Server::polypath().arg("--migration").path(&image.path).start().unwrap();
+    let server = Server::polypath().path(&image.path).start().unwrap();
     let file = anonymous_file(4096).unwrap();
     for (bytes, offset) in [(8192_u64, 0_u64), (4096, 4096), (0, 0), (u64::MAX, 1), (1 << 40, 0), (100, 100)]
     {
@@ -199,7 +199,7 @@ fn f49_logs_that_cannot_be_are_refused() {
 #[test]
 fn f49_on_and_off_under_load() {
     let image = Image::empty(8 * MIB);
-    let server = Server::polypath().arg("--migration").path(&image.path).num_queues(2).start().unwrap();
+    let server = Server::polypath().path(&image.path).num_queues(2).start().unwrap();
     let mut disk = Disk::at(server.socket()).queues(2).connect().unwrap();
     disk.track().unwrap();
     disk.start().unwrap();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use polypath_vm_tests::front_end::config::{CONFIG_BYTES, WRITEBACK_OFFSET};
+use polypath_vm_tests::front_end::dirty::F_LOG_ALL;
 use polypath_vm_tests::front_end::session::{F_PROTOCOL_FEATURES, config_head};
 use polypath_vm_tests::front_end::wire::{NO_FD, proto, req};
 use polypath_vm_tests::front_end::{Config, Disk, OK, Op, Region, Session, feature};
@@ -33,6 +34,7 @@ fn offers_what_it_serves_and_nothing_else() {
         | proto::BACKEND_REQ
         | proto::CONFIGURE_MEM_SLOTS
         | proto::INFLIGHT_SHMFD
+        | proto::LOG_SHMFD
         | proto::RESET_DEVICE;
     assert_eq!(protocol & wanted, wanted, "{protocol:#x}");
     assert_eq!(protocol & proto::STATUS, 0, "QEMU would send SET_STATUS, which nothing here answers");
@@ -40,11 +42,19 @@ fn offers_what_it_serves_and_nothing_else() {
     let wanted = feature::ALL & !(feature::RO | feature::SIZE_MAX);
     assert_eq!(session.offered & wanted, wanted, "{:#x}", session.offered);
     assert_eq!(session.offered & feature::RO, 0);
-    // Not before it is safe: without these a front-end refuses to move.
-    assert_eq!(protocol & proto::LOG_SHMFD, 0);
-    assert_eq!(session.offered & polypath_vm_tests::front_end::dirty::F_LOG_ALL, 0);
+    assert_ne!(session.offered & F_LOG_ALL, 0);
     assert_eq!(session.get_u64(req::GET_QUEUE_NUM).unwrap(), 4);
     assert!(session.get_u64(req::GET_MAX_MEM_SLOTS).unwrap() >= 8);
+}
+
+/// What another host has in its page cache, and we have in ours, nobody keeps the same: front-ends refuse to move.
+#[test]
+fn no_move_is_offered_through_a_page_cache() {
+    let image = Image::filled(MIB);
+    let server = Server::polypath().path(&image.path).arg("--direct").arg("off").start().unwrap();
+    let session = Session::negotiate(server.socket(), feature::ALL).unwrap();
+    assert_eq!(session.get_u64(req::GET_PROTOCOL_FEATURES).unwrap() & proto::LOG_SHMFD, 0);
+    assert_eq!(session.offered & F_LOG_ALL, 0);
 }
 
 #[test]

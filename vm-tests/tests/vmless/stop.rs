@@ -16,7 +16,7 @@ const NR_READS: u64 = 16;
 
 /// A tracked disk with 16 reads that are held.
 fn held() -> (Rig, Disk, Kept) {
-    let rig = Rig::start(Image::filled(MIB), &["a"], &["--no-path-retry", "queue", "--migration"]);
+    let rig = Rig::start(Image::filled(MIB), &["a"], &["--no-path-retry", "queue"]);
     let mut disk = Disk::at(rig.server.socket()).connect().unwrap();
     let kept = Kept::of(&disk, Some(disk.track().unwrap())).unwrap();
     disk.start().unwrap();

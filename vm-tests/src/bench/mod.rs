@@ -13,6 +13,7 @@ mod host;
 mod options;
 mod report;
 mod server;
+mod tracking;
 mod vhost_user;
 mod workload;
 
@@ -54,7 +55,7 @@ impl Target {
             return Ok(Self { program, client, server: None });
         }
         let server = BenchServer::start(program, disk.path(), &options.polypath_args, cores.server)?;
-        let client = VhostUserClient::connect(server.socket(), depth, bytes)
+        let client = VhostUserClient::connect(server.socket(), depth, bytes, program.is_tracked())
             .with_context(|| format!("{program}: {}", server.stderr()))?;
         Ok(Self { program, client: Box::new(client), server: Some(server) })
     }

@@ -16,7 +16,8 @@ Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in me
 
   --quick              4 KiB random reads at depth 1 and 32, three short rounds (under 30 s)
   --disks LIST         of: tmpfs, loop, null, null-inline   [default: tmpfs,loop]
-  --programs LIST      of: io_uring, qsd, polypath, no-merge, no-poll [default: the first three]
+  --programs LIST      of: io_uring, qsd, polypath, no-merge, no-poll,
+                       no-inflight                        [default: the first three]
   --workloads LIST     names of the table's loads           [default: all]
   --rounds N           rounds, interleaved                  [default: 5]
   --seconds S          seconds per run                      [default: 1]
@@ -30,8 +31,14 @@ Lists are words between commas. Prints a table and writes it and a JSON file to 
 
 const DISKS: [DiskKind; 4] = [DiskKind::Tmpfs, DiskKind::Loop, DiskKind::Null, DiskKind::NullInline];
 
-const PROGRAMS: [Program; 5] =
-    [Program::IoUring, Program::Qsd, Program::Polypath, Program::NoMerge, Program::NoPoll];
+const PROGRAMS: [Program; 6] = [
+    Program::IoUring,
+    Program::Qsd,
+    Program::Polypath,
+    Program::NoMerge,
+    Program::NoPoll,
+    Program::NoInflight,
+];
 
 /// What to run.
 #[derive(Debug)]

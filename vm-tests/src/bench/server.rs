@@ -30,6 +30,8 @@ pub enum Program {
     NoMerge,
     /// The same without polling before a sleep.
     NoPoll,
+    /// The same by a front-end that has no place for what is in flight.
+    NoInflight,
 }
 
 impl Program {
@@ -42,7 +44,13 @@ impl Program {
             Self::Polypath => "polypath",
             Self::NoMerge => "no-merge",
             Self::NoPoll => "no-poll",
+            Self::NoInflight => "no-inflight",
         }
+    }
+
+    /// Whether the front-end has it write down what is in flight, as QEMU does where it is offered.
+    pub(super) fn is_tracked(self) -> bool {
+        matches!(self, Self::Polypath | Self::NoMerge | Self::NoPoll)
     }
 }
 

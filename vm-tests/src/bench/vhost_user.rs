@@ -9,6 +9,7 @@ use virtio_driver::{
 };
 
 use super::client::Client;
+use super::tracking::{Tracking, connect_with};
 use crate::front_end::Region;
 
 /// Descriptors of a request as the crate builds it: header, data, status.
@@ -21,28 +22,30 @@ pub(super) struct VhostUserClient {
     // Behind the queue in the order of drops: its memory belongs to the transport.
     buffers: Region,
     _transport: Box<VirtioBlkTransport>,
+    _tracking: Option<Tracking>,
 }
 
 impl VhostUserClient {
-    /// Connects with one queue for `depth` requests of at most `slot_bytes`.
-    pub(super) fn connect(socket: &Path, depth: usize, slot_bytes: usize) -> Result<Self> {
+    /// Connects with one queue for `depth` requests of at most `slot_bytes`; what is in flight is written down if `tracked`.
+    pub(super) fn connect(socket: &Path, depth: usize, slot_bytes: usize, tracked: bool) -> Result<Self> {
         let mask = VirtioFeatureFlags::VERSION_1.bits()
             | VirtioFeatureFlags::RING_EVENT_IDX.bits()
             | VirtioBlkFeatureFlags::FLUSH.bits()
             | VirtioBlkFeatureFlags::MQ.bits();
         let socket = socket.to_str().context("socket is not UTF-8")?;
-        let mut transport: Box<VirtioBlkTransport> =
-            Box::new(VhostUser::new(socket, mask).context("connect")?);
+        let size = u16::try_from((depth * DESCRIPTORS).next_power_of_two())?;
+        let (transport, tracking) =
+            connect_with(tracked, size, || VhostUser::new(socket, mask).context("connect"))?;
+        let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
         let bytes = depth * slot_bytes;
         let buffers = Region::new(0, bytes as u64, 0)?;
         let address = usize::try_from(buffers.user())?;
         transport.map_mem_region(address, bytes, buffers.as_raw_fd(), 0).context("map the buffers")?;
-        let size = u16::try_from((depth * DESCRIPTORS).next_power_of_two())?;
         let queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, size).context("set the queue up")?;
         let mut queue = queues.into_iter().next().context("no queue")?;
         queue.set_used_notif_enabled(false);
         let kick = transport.get_submission_notifier(0);
-        Ok(Self { queue, kick, slot_bytes, buffers, _transport: transport })
+        Ok(Self { queue, kick, slot_bytes, buffers, _transport: transport, _tracking: tracking })
     }
 }
 

@@ -37,6 +37,17 @@ impl Region {
     /// A region of `len` bytes at guest address `guest`, at `mmap_offset` in a file of its own.
     pub fn new(guest: u64, len: u64, mmap_offset: u64) -> Result<Self> {
         let file = anonymous_file(mmap_offset + len).context("make a memfd")?;
+        Self::of_file(file, guest, len, mmap_offset)
+    }
+
+    /// A region of `len` bytes in huge pages of 2 MiB.
+    pub fn huge(guest: u64, len: u64) -> Result<Self> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        let file = memfd(len, flags).context("make a memfd of huge pages")?;
+        Self::of_file(file, guest, len, 0)
+    }
+
+    fn of_file(file: File, guest: u64, len: u64, mmap_offset: u64) -> Result<Self> {
         let (size, offset) = (usize::try_from(len)?, libc::off_t::try_from(mmap_offset)?);
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let ptr = unsafe {
@@ -83,8 +94,12 @@ impl Drop for Region {
 
 /// A file in memory without a name.
 pub fn anonymous_file(size: u64) -> io::Result<File> {
+    memfd(size, libc::MFD_CLOEXEC)
+}
+
+fn memfd(size: u64, flags: libc::c_uint) -> io::Result<File> {
     // SAFETY: a valid C string; the result is a new descriptor that nobody else owns.
-    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -72,6 +72,16 @@ impl Guest {
         self.qmp("device_add", json!({ "driver": "pc-dimm", "id": id, "memdev": backend })).map(drop)
     }
 
+    /// Asks the guest to give a memory module back and waits until it is gone: the back-end is told of one region less.
+    pub fn unplug_memory(&self, id: &str) -> Result<()> {
+        let mut qmp = self.qmp_lock();
+        qmp.forget_events();
+        qmp.execute("device_del", json!({ "id": id }))?;
+        qmp.wait_event("DEVICE_DELETED", UNPLUG_TIMEOUT, |data| data["device"] == id)
+            .with_context(|| format!("unplug {id}"))?;
+        qmp.execute("object-del", json!({ "id": format!("mem-{id}") })).map(drop)
+    }
+
     /// Names of the virtio disks that the guest has.
     pub fn disks(&self) -> Result<Vec<String>> {
         let names = self.sh("ls /sys/block | grep ^vd || true")?;

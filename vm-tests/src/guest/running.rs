@@ -157,6 +157,13 @@ impl Guest {
         self.agent.wait_boot(boots, BOOT_TIMEOUT, || self.check_alive()).map_err(|e| self.explain(e))
     }
 
+    /// Reboots at once and without a word to any device, as a kernel does that has crashed.
+    pub fn crash_reboot(&self) -> Result<()> {
+        let boots = self.agent.boots();
+        self.agent.start("echo b >/proc/sysrq-trigger")?;
+        self.agent.wait_boot(boots, BOOT_TIMEOUT, || self.check_alive()).map_err(|e| self.explain(e))
+    }
+
     /// Shuts the guest down by its own command and waits for the end of QEMU.
     pub fn power_off(self) -> Result<()> {
         self.agent.start("sync; poweroff -f")?;

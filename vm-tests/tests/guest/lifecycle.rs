@@ -35,6 +35,67 @@ fn guest_reboots_without_a_restart_of_the_back_end() -> Result<()> {
     stop(server)
 }
 
+/// A kernel that has crashed quiesces no device: its requests are in flight when the machine starts anew.
+#[test]
+fn f18_guest_crashes_under_load_and_boots_again() -> Result<()> {
+    let image = Image::new(64)?;
+    let mut server = serve(&image.path()).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
+    vm.sh("dd if=/usr/bin/fio of=/dev/vda bs=64k conv=fsync 2>&1")?;
+    for rw in ["randread", "randwrite"] {
+        // Writes go behind what is compared.
+        let load = Fio::new("/dev/vda", rw).depth(32).with("offset", "32m").size("16m").seconds(60);
+        let load = vm.start_fio(&load)?;
+        wait_until("the load to run", LOAD_TIMEOUT, || vm.requests_done("vda").is_ok_and(|nr| nr > 500))?;
+        vm.crash_reboot()?;
+        ensure!(load.wait().is_err(), "a load survived a crash");
+        vm.sh("cmp -n $(stat -c %s /usr/bin/fio) /usr/bin/fio /dev/vda")?;
+        vm.fio(&crate::verify::small_load("/dev/vda").with("offset", "32m"))?;
+    }
+    ensure!(server.is_alive());
+    stop(server)
+}
+
+/// The guest's driver lets go of the disk and takes it again, by itself and with its whole device.
+#[test]
+fn driver_is_unbound_and_bound_again() -> Result<()> {
+    let image = Image::new(64)?;
+    let mut server = serve(&image.path()).num_queues(2).start()?;
+    let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
+    vm.sh("dd if=/usr/bin/fio of=/dev/vda bs=64k conv=fsync 2>&1")?;
+    let again = |driver: &str, device: &str| -> Result<String> {
+        let name = vm.sh(&format!(
+            "echo {device} >{driver}/unbind && [ -z \"$(ls /sys/block | grep ^vd)\" ] && echo {device} >{driver}/bind && \
+             while :; do n=$(ls /sys/block | grep ^vd) && [ -b /dev/$n ] && echo $n && break; sleep 0.05; done"
+        ))?;
+        let name = name.trim().to_owned();
+        vm.sh(&format!("cmp -n $(stat -c %s /usr/bin/fio) /usr/bin/fio /dev/{name}"))?;
+        Ok(name)
+    };
+    let mut name = "vda".to_owned();
+    for under_load in [false, true, true, false] {
+        for (driver, up) in
+            [("/sys/bus/virtio/drivers/virtio_blk", ""), ("/sys/bus/pci/drivers/virtio-pci", "/..")]
+        {
+            let device = vm.sh(&format!("basename $(readlink -f /sys/block/{name}/device{up})"))?;
+            let done = vm.requests_done(&name)?;
+            let load = Fio::new(&format!("/dev/{name}"), "randread").depth(32).seconds(4);
+            let load = under_load.then(|| vm.start_fio(&load)).transpose()?;
+            if under_load {
+                wait_until("the load to run", LOAD_TIMEOUT, || {
+                    vm.requests_done(&name).is_ok_and(|nr| nr > done + 300)
+                })?;
+            }
+            name = again(driver, device.trim())?;
+            // A disk that is gone has no end to read up to: fio fails or finds nothing, and ends in any case.
+            let _ = load.map(|load| load.wait());
+        }
+    }
+    vm.fio(&crate::verify::small_load(&format!("/dev/{name}")))?;
+    ensure!(server.is_alive());
+    stop(server)
+}
+
 #[test]
 fn front_ends_are_served_one_after_another() -> Result<()> {
     let image = Image::new(64)?;

@@ -18,4 +18,5 @@ mod limits;
 mod metrics;
 mod packaging;
 mod protocol;
+mod resize;
 mod run;

@@ -20,13 +20,13 @@ fn assert_serves(server: &mut Server, what: &str) {
 }
 
 /// Descriptors, mappings and threads when no front-end is there.
-fn at_rest(server: &Server) -> (usize, usize, usize) {
+pub fn at_rest(server: &Server) -> (usize, usize, usize) {
     let stats = server.stats();
     (stats.fds, stats.mappings, stats.threads)
 }
 
 /// Runs some sessions, so that everything made at first use is there, and looks at what the process has at rest.
-fn baseline(server: &mut Server) -> (usize, usize, usize) {
+pub fn baseline(server: &mut Server) -> (usize, usize, usize) {
     for _ in 0..3 {
         assert_serves(server, "the start");
     }
@@ -43,7 +43,7 @@ fn baseline(server: &mut Server) -> (usize, usize, usize) {
     last
 }
 
-fn assert_nothing_left(server: &Server, before: (usize, usize, usize), what: &str) {
+pub fn assert_nothing_left(server: &Server, before: (usize, usize, usize), what: &str) {
     let fits = || {
         let now = at_rest(server);
         // Allocator arenas come and go by a few mappings; a leak in hundreds of rounds is far more.

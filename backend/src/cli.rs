@@ -16,6 +16,7 @@ use polypath_selector::Kind;
 
 use crate::client;
 use crate::config::Launch;
+use crate::cpus::{CpuList, CpuListError};
 use crate::disk::ID_BYTES;
 use crate::metrics::Address;
 use crate::vring::RING_SIZE_MAX;
@@ -103,6 +104,17 @@ pub struct Options {
     /// sleeps, at most; 0 never does. An idle disk costs nothing either way.
     #[arg(long, value_name = "US", default_value_t = 32, value_parser = parse_poll_us)]
     pub poll_us: u64,
+
+    /// Keep the worker of each queue on one processor: queue i on number i of this list (as in 2-5,8), from its beginning
+    /// again when it ends. What a worker needs is then in that processor's memory.
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub cpus: Option<CpuList>,
+
+    /// Register guest memory with io_uring: less work per I/O, but all of the guest's memory is pinned, once for each
+    /// queue. Never with a guest that gives memory back (balloon, free page reporting, unplugging): its data would go to
+    /// pages that it does not have any more.
+    #[arg(long)]
+    pub register_memory: bool,
 
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
@@ -277,6 +289,10 @@ pub(crate) fn parse_path_depth(text: &str) -> Result<u32, String> {
 
 pub(crate) fn parse_poll_us(text: &str) -> Result<u64, String> {
     number_in(text, " of us", 0..=10_000)
+}
+
+pub(crate) fn parse_cpus(text: &str) -> Result<CpuList, String> {
+    text.parse().map_err(|error: CpuListError| format!("is no list of processors: {error}"))
 }
 
 pub(crate) fn parse_merge_max(text: &str) -> Result<u32, String> {

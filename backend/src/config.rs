@@ -12,6 +12,7 @@ use polypath_selector::Kind;
 use serde::de::{Deserializer, Error as _, Visitor};
 
 use crate::cli::{self, Level, Options, Switch};
+use crate::cpus::CpuList;
 use crate::metrics::Address;
 use crate::setup;
 
@@ -59,6 +60,9 @@ struct File {
     merge_max: Option<u32>,
     #[serde(deserialize_with = "poll_us")]
     poll_us: Option<u64>,
+    #[serde(deserialize_with = "cpus")]
+    cpus: Option<CpuList>,
+    register_memory: Option<bool>,
     trust_paths: Option<bool>,
     control: Option<PathBuf>,
     #[serde(deserialize_with = "user")]
@@ -139,6 +143,8 @@ impl Launch {
             path_depth => path_depth;
             merge_max => merge_max;
             poll_us => poll_us;
+            cpus => Some(cpus);
+            register_memory => register_memory;
             trust_paths => trust_paths;
             control => Some(control);
             control_owner => Some(control_owner);
@@ -193,6 +199,7 @@ words! {
     path_depth: u32 = cli::parse_path_depth;
     merge_max: u32 = cli::parse_merge_max;
     poll_us: u64 = cli::parse_poll_us;
+    cpus: CpuList = cli::parse_cpus;
     metrics: Address = cli::parse_metrics;
 }
 
@@ -223,7 +230,7 @@ mod tests {
         let options = read(
             "socket_path = 's'\nsocket_group = 7\npaths = ['a', 'b']\nread_only = true\nnum_queues = 3\nqueue_size = 256\n\
              serial = 'x'\nselector = 'queue-length'\nno_path_retry = 'queue'\npath_timeout = 500\nfailback = 30\n\
-             path_depth = 9\nmerge_max = 0\npoll_us = 20\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\n\
+             path_depth = 9\nmerge_max = 0\npoll_us = 20\ncpus = '0-2'\nregister_memory = true\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\n\
              log_level = 'warn'\n",
         )
         .unwrap();
@@ -258,6 +265,9 @@ mod tests {
             "0",
             "--poll-us",
             "20",
+            "--cpus",
+            "0-2",
+            "--register-memory",
             "--trust-paths",
             "--control",
             "c",

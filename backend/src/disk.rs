@@ -15,6 +15,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::back_channel::BackChannel;
+use crate::cpus::CpuList;
 use crate::fence::Gate;
 use crate::merge::MergeLimits;
 use crate::request::{DiskLimits, RANGES_MAX, SECTOR_BYTES};
@@ -52,6 +53,8 @@ pub struct DiskOptions {
     pub id: Option<[u8; ID_BYTES]>,
     /// How the workers go about it.
     pub tuning: Tuning,
+    /// Where they run; None: anywhere.
+    pub cpus: Option<CpuList>,
 }
 
 /// What the workers do for speed.
@@ -63,13 +66,21 @@ pub struct Tuning {
     pub merge: MergeLimits,
     /// For how long a worker looks for work before it sleeps, at most, in ns; 0: not at all.
     pub poll_ns: u64,
+    /// Whether guest memory is registered with the rings, and so pinned.
+    pub register_memory: bool,
     /// Whether the guest may be moved to another host while it runs. Not with a page cache: no other host sees that.
     pub migration: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { path_depth: 128, merge: MergeLimits::default(), poll_ns: 32_000, migration: true }
+        Self {
+            path_depth: 128,
+            merge: MergeLimits::default(),
+            poll_ns: 32_000,
+            register_memory: false,
+            migration: true,
+        }
     }
 }
 
@@ -176,6 +187,11 @@ impl Disk {
     /// How the workers go about it.
     pub fn tuning(&self) -> &Tuning {
         &self.options.tuning
+    }
+
+    /// Where the workers run; None: anywhere.
+    pub fn cpus(&self) -> Option<&CpuList> {
+        self.options.cpus.as_ref()
     }
 
     /// What the workers have done, by virtqueue.

@@ -14,6 +14,7 @@ mod command_socket;
 pub mod config;
 pub mod control;
 mod counters;
+pub mod cpus;
 mod crash;
 pub mod dirty_log;
 pub mod disk;

@@ -219,8 +219,8 @@ impl Running {
             ($($name:ident)*) => { $(if new.$name != old.$name { fixed.push(stringify!($name)); })* };
         }
         fixed!(
-            socket_path fd socket_group read_only num_queues queue_size serial path_depth merge_max poll_us trust_paths
-            control control_owner control_group direct metrics event_command
+            socket_path fd socket_group read_only num_queues queue_size serial path_depth merge_max poll_us cpus
+            register_memory trust_paths control control_owner control_group direct metrics event_command
         );
         let report = json!({ "changed": changed, "needs_restart": fixed, "table": table });
         // What needs a restart is still as it was.
@@ -245,6 +245,8 @@ impl Running {
             "path_depth": options.path_depth,
             "merge_max_kib": options.merge_max,
             "poll_us": options.poll_us,
+            "cpus": options.cpus.as_ref().map(ToString::to_string),
+            "register_memory": options.register_memory,
             "metrics": options.metrics.as_ref().map(ToString::to_string),
             "event_command": options.event_command,
             "log_level": log::max_level().to_string().to_lowercase(),

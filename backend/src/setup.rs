@@ -112,6 +112,11 @@ pub fn make_disk(
 }
 
 fn disk_options(options: &Options) -> anyhow::Result<DiskOptions> {
+    if let Some(cpus) = &options.cpus
+        && let Some(cpu) = cpus.first_forbidden().context("--cpus")?
+    {
+        bail!("--cpus {cpus}: processor {cpu} is not one that this process may run on");
+    }
     Ok(DiskOptions {
         nr_queues: options.num_queues,
         queue_size: options.queue_size,
@@ -120,8 +125,10 @@ fn disk_options(options: &Options) -> anyhow::Result<DiskOptions> {
             path_depth: options.path_depth,
             merge: MergeLimits { bytes_max: u64::from(options.merge_max) << 10, ..MergeLimits::default() },
             poll_ns: options.poll_us * 1000,
+            register_memory: options.register_memory,
             migration: options.direct == Switch::On,
         },
+        cpus: options.cpus.clone(),
     })
 }
 

@@ -17,7 +17,7 @@ fn disk_of(size_bytes: u64, queue_size: u16, options: OpenOptions) -> Disk {
     id[..3].copy_from_slice(b"abc");
     Disk::new(
         TableCell::new(table),
-        DiskOptions { nr_queues: 4, queue_size, id: Some(id), tuning: Tuning::default() },
+        DiskOptions { nr_queues: 4, queue_size, id: Some(id), tuning: Tuning::default(), cpus: None },
     )
 }
 

@@ -4,6 +4,7 @@
 //! that the kernel may touch meanwhile.
 
 mod at_once;
+mod buffers;
 mod files;
 mod uring;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 pub use uring::UringEngine;
 
+use crate::memory::GuestMap;
 use crate::transfer::Transfer;
 
 /// Something that happened.
@@ -58,6 +60,9 @@ pub trait Engine {
 
     /// The worker goes by a new view of the paths: those that left are let go of when nothing is under way there.
     fn note_new_view(&mut self);
+
+    /// Requests go by this memory from now on, until another is named; those under way by the one that they have.
+    fn use_memory(&mut self, _map: &GuestMap) {}
 
     /// Shows every transfer that is with the kernel.
     fn visit(&self, each: &mut dyn FnMut(&Transfer));

@@ -10,10 +10,12 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
 use super::at_once::{self, moved_by_null};
+use super::buffers::{self, Buffers};
 use super::files::Files;
 use super::{Engine, Event, GATHER_TIME};
 use crate::fence::Fence;
 use crate::gather::IoVec;
+use crate::memory::GuestMap;
 use crate::transfer::{Action, Transfer};
 
 /// `user_data` of what is not a transfer; slots are small numbers.
@@ -42,6 +44,7 @@ pub struct UringEngine {
     kick_armed: bool,
     /// Registered with the ring, so that it is kept for as long as the ring has I/O under way.
     files: Files,
+    buffers: Buffers,
     _fence: Option<Arc<Fence>>,
 }
 
@@ -78,8 +81,14 @@ impl UringEngine {
             kick_generation: 0,
             kick_armed: false,
             files,
+            buffers: Buffers::default(),
             _fence: fence,
         })
+    }
+
+    /// Registers guest memory with the ring, from the next [`Engine::use_memory`] on; see [`buffers`].
+    pub fn register_memory(&mut self) {
+        self.buffers.turn_on(&self.ring);
     }
 
     /// Whether rings of this size can be had here: found out before the first guest connects.
@@ -151,16 +160,28 @@ impl UringEngine {
         let entry = match transfer.action() {
             // One piece needs no list for the kernel to copy.
             Action::Read { iovecs: [one], offset } => {
-                opcode::Read::new(fd, one.iov_base.cast(), len(one)).offset(offset).build()
+                let ptr = one.iov_base.cast();
+                match self.buffers.place(std::slice::from_ref(one)) {
+                    Some(buffer) => opcode::ReadFixed::new(fd, ptr, len(one), buffer).offset(offset).build(),
+                    None => opcode::Read::new(fd, ptr, len(one)).offset(offset).build(),
+                }
             }
             Action::Write { iovecs: [one], offset } => {
-                opcode::Write::new(fd, one.iov_base.cast(), len(one)).offset(offset).build()
+                let ptr = one.iov_base.cast();
+                match self.buffers.place(std::slice::from_ref(one)) {
+                    Some(buffer) => opcode::WriteFixed::new(fd, ptr, len(one), buffer).offset(offset).build(),
+                    None => opcode::Write::new(fd, ptr, len(one)).offset(offset).build(),
+                }
             }
             Action::Read { iovecs, offset } => {
-                opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
+                let entry =
+                    opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build();
+                in_buffer(entry, buffers::READV_FIXED, self.buffers.place(iovecs))
             }
             Action::Write { iovecs, offset } => {
-                opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build()
+                let entry =
+                    opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build();
+                in_buffer(entry, buffers::WRITEV_FIXED, self.buffers.place(iovecs))
             }
             Action::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Action::Allocate { mode, offset, len } => {
@@ -169,6 +190,25 @@ impl UringEngine {
         };
         entry.flags(flags)
     }
+}
+
+/// Makes of vectored I/O the same on a registered buffer, which the `io-uring` crate does not know yet.
+fn in_buffer(mut entry: squeue::Entry, opcode: u8, buffer: Option<u16>) -> squeue::Entry {
+    /// `struct io_uring_sqe`, as far as it matters.
+    #[repr(C)]
+    struct Sqe {
+        opcode: u8,
+        others: [u8; 39],
+        buf_index: u16,
+        rest: [u8; 22],
+    }
+    const { assert!(size_of::<Sqe>() == size_of::<squeue::Entry>()) };
+    let Some(buffer) = buffer else { return entry };
+    // SAFETY: an entry is the kernel's structure of 64 bytes and nothing else (`repr(C)`), every value of these two fields
+    // is one, and 64-bit fields align it for them.
+    let sqe = unsafe { &mut *(&raw mut entry).cast::<Sqe>() };
+    (sqe.opcode, sqe.buf_index) = (opcode, buffer);
+    entry
 }
 
 fn build(nr_slots: u32) -> io::Result<IoUring> {
@@ -307,6 +347,20 @@ impl Engine for UringEngine {
         self.files.note_new_view();
     }
 
+    fn use_memory(&mut self, map: &GuestMap) {
+        if !self.buffers.is_on() {
+            return;
+        }
+        // An entry names a buffer by its place, which the kernel looks at when it takes the entry.
+        while !self.ring.submission().is_empty() {
+            if let Err(error) = self.ring.submit() {
+                log::debug!("submit: {error}");
+                std::thread::yield_now();
+            }
+        }
+        self.buffers.replace(&self.ring, map);
+    }
+
     fn visit(&self, each: &mut dyn FnMut(&Transfer)) {
         self.slots.iter().flatten().for_each(|transfer| each(transfer));
     }
@@ -339,6 +393,7 @@ impl Drop for UringEngine {
             }
         }
         self.files.close(&self.ring);
+        self.buffers.close(&self.ring);
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn disk(rng: &mut Rng, profile: &Profile, links: &Links) -> Disk {
     let table = table(rng, groups, map, profile);
     Disk::new(
         TableCell::new(table),
-        DiskOptions { nr_queues: 1, queue_size: 128, id: None, tuning: profile.tuning },
+        DiskOptions { nr_queues: 1, queue_size: 128, id: None, tuning: profile.tuning, cpus: None },
     )
 }
 

@@ -104,6 +104,7 @@ impl Profile {
                     iovecs_max: rng.pick(&[3, 8, 1024, 1024]),
                 },
                 poll_ns: rng.pick(&[0, 0, 3_000, 1_000_000]),
+                register_memory: false,
                 migration: true,
             },
         }

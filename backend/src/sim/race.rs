@@ -82,7 +82,8 @@ fn run(event_idx: bool) {
         ring.set_descriptor(2 * i + 1, (id, 21, WRITE, 0));
     }
     let (_links, table) = table(1, 4096);
-    let options = DiskOptions { nr_queues: 1, queue_size: RING_SIZE, id: None, tuning: Tuning::default() };
+    let options =
+        DiskOptions { nr_queues: 1, queue_size: RING_SIZE, id: None, tuning: Tuning::default(), cpus: None };
     let (kick, call) = (event(), event());
     let config = WorkerConfig {
         index: 0,

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Worker, WorkerConfig};
+use crate::cpus;
 use crate::dirty_log::DirtyLog;
 use crate::disk::Disk;
 use crate::engine::UringEngine;
@@ -54,9 +55,19 @@ impl WorkerHandle {
         let (index, disk) = (config.index, Arc::clone(&config.disk));
         let thread = std::thread::Builder::new().name(format!("vq{}", config.index)).spawn(move || {
             let next_avail = config.vring.next_avail();
+            if let Some(cpu) = config.disk.cpus().and_then(|list| list.of(config.index))
+                && let Err(error) = cpus::pin(cpu)
+            {
+                log::warn!("the worker runs anywhere: queue={} cpu={cpu} error={error}", config.index);
+            }
             // The ring belongs to the thread that submits (single issuer), so it is made here.
             let engine = match UringEngine::new(nr_slots, workers_end, config.fence.clone()) {
-                Ok(engine) => engine,
+                Ok(mut engine) => {
+                    if config.disk.tuning().register_memory {
+                        engine.register_memory();
+                    }
+                    engine
+                }
                 Err(error) => {
                     let _ = ready.send(Err(error));
                     return next_avail;

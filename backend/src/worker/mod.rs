@@ -157,6 +157,7 @@ impl<E: Engine> Worker<E> {
         let polled = config.kick.is_none();
         let tuning = *config.disk.tuning();
         engine.watch_kick(config.kick);
+        engine.use_memory(config.map.map());
         let dispatcher = Dispatcher::new(config.disk.table(), config.index, tuning.path_depth)?;
         // The guest may come from another host, where it wrote what it has not flushed yet.
         dispatcher.note_foreign_write();
@@ -395,6 +396,7 @@ impl<E: Engine> Worker<E> {
                 Command::SetError(error) => self.config.error = error,
                 Command::SetMemory(map, at) => {
                     self.map = Rc::new(map);
+                    self.engine.use_memory(self.map.map());
                     self.in_memory = at.is_some();
                     if let Some(at) = at {
                         self.vring.move_to(at);

@@ -203,7 +203,7 @@ fn make_disk(dir: &StdPath, plan: Plan) -> Disk {
     let table = Table::new(vec![group], map).expect("table");
     Disk::new(
         TableCell::new(table),
-        DiskOptions { nr_queues: 64, queue_size: RING_SIZE, id: None, tuning: Tuning::default() },
+        DiskOptions { nr_queues: 64, queue_size: RING_SIZE, id: None, tuning: Tuning::default(), cpus: None },
     )
 }
 

@@ -17,6 +17,7 @@ use crate::request::{Operation, Range, Segment, Status, unreadable};
 use crate::sim::fixture::{CACHED, Links};
 use crate::transfer::Next;
 
+mod buffers;
 mod events;
 mod files;
 

@@ -280,6 +280,11 @@ impl Disk {
         }
     }
 
+    /// Whether the guest could choose, and chose that a write must be durable when it is answered.
+    pub fn has_chosen_write_through(&self, features: u64) -> bool {
+        features & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 && self.is_write_through(features)
+    }
+
     /// The config space as it is now.
     fn config(&self) -> [u8; CONFIG_BYTES] {
         let mut config = [0; CONFIG_BYTES];

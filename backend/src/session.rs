@@ -372,6 +372,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
         let log_all = VhostUserVirtioFeatures::LOG_ALL.bits();
         let changed = (features ^ self.features) & !log_all != 0;
+        if features & !self.features & log_all != 0 && self.disk.has_chosen_write_through(features) {
+            log::warn!("guest moves: it chose write through, which no front-end tells the other host");
+        }
         self.features = features;
         self.show_log();
         // Without the protocol feature there is no message to enable a ring: all are.

@@ -5,11 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use polypath_vm_tests::faulty::{FaultyFs, Rule};
+use polypath_vm_tests::front_end::config::WRITEBACK_OFFSET;
 use polypath_vm_tests::front_end::dirty::{PAGE, pages};
 use polypath_vm_tests::front_end::request::header;
 use polypath_vm_tests::front_end::verify::{Plan, Rng, Verifier};
 use polypath_vm_tests::front_end::{Chain, Cut, DirtyBits, Disk, Framing, OK, Op, Region, Segment, feature};
-use polypath_vm_tests::server::Server;
+use polypath_vm_tests::server::{Server, wait_until};
 
 use crate::common::{Image, MIB, SOON, filled, need};
 use crate::rig::{Progress, SetAtEnd, start_loads};
@@ -114,6 +115,20 @@ fn writes_mark_no_data() {
     // 32 writes of 32 pages each: status bytes and the used ring.
     let marked = log.take().unwrap();
     assert!((1..40).contains(&marked.len()), "{marked:x?}");
+}
+
+/// Nobody tells the other host of a guest's choice.
+#[test]
+fn a_move_of_a_guest_that_chose_write_through_is_warned_of() {
+    let image = Image::empty(MIB);
+    let server = Server::polypath().path(&image.path).start().unwrap();
+    let mut disk = Disk::open(server.socket()).unwrap();
+    disk.start_logging().unwrap();
+    disk.stop_logging().unwrap();
+    assert!(!server.stderr().contains("write through"), "{}", server.stderr());
+    disk.session.set_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    disk.start_logging().unwrap();
+    wait_until("the warning", SOON, || server.stderr().contains("it chose write through")).unwrap();
 }
 
 /// Requests that are on a path when the log is handed over, and end afterwards.

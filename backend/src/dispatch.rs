@@ -382,11 +382,10 @@ impl Dispatcher {
         }
     }
 
-    /// A write was completed on a path that is not in the table, or not any more: some path of it has to be flushed.
+    /// A write was completed on a path that is not in the table, or not any more: all paths of it have to be flushed. One
+    /// would do for the LUN; but it may lead where the path of before did, under the same name.
     pub fn note_foreign_write(&self) {
-        if let Some(path) = self.snapshot.paths().first() {
-            path.ledger().note_write(self.worker);
-        }
+        self.snapshot.paths().iter().for_each(|path| path.ledger().note_write(self.worker));
     }
 
     /// Whether some path of the current table is active.

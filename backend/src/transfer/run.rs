@@ -94,6 +94,8 @@ impl Transfer {
             debug_assert!(member.offset == self.offset + len);
             member.gather.iovecs().iter().for_each(|v| push(&mut iovecs, v.iov_base.cast(), v.iov_len));
             len += member.len;
+            // The guest may have turned its write cache off between the two.
+            self.sync_owed |= member.sync_owed;
             nr_members += 1;
             end = &mut end.insert(member).run.next;
         }

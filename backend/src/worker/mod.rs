@@ -121,7 +121,7 @@ pub struct Worker<E> {
     /// When to look at the held ones again, in ns, even if nothing happens.
     held_until_ns: Option<u64>,
     /// How many held ones the others were last shown.
-    nr_held_shown: usize,
+    nr_held_shown: u32,
     /// The map's state at the last look at what is held and blocked.
     waiting_epoch: u64,
     /// How often the control loop had asked at the last look at what is in flight.
@@ -356,8 +356,10 @@ impl<E: Engine> Worker<E> {
             self.take_requests();
         }
         self.send_queued();
-        if self.held.len() != self.nr_held_shown {
-            self.nr_held_shown = self.held.len();
+        // While none is held, this is nothing.
+        let nr_held = self.held.iter().map(|transfer| 1 + transfer.nr_members()).sum();
+        if nr_held != self.nr_held_shown {
+            self.nr_held_shown = nr_held;
             self.show_held();
         }
         self.show();

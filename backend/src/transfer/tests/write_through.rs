@@ -89,3 +89,25 @@ fn reads_and_empty_writes_owe_nothing() {
     case.begin(Operation::Write { offset: 0 }, 0, true);
     assert!(case.transfer.is_empty());
 }
+
+#[test]
+fn f16_a_member_of_a_run_is_synced_though_the_leader_need_not_be() {
+    for (leaders, members) in [(false, true), (true, false), (false, false)] {
+        let mut case = Case::new(1);
+        case.data(&[4096]);
+        case.begin(Operation::Write { offset: 4096 }, 4096, members);
+        let member = Box::new(std::mem::take(&mut case.transfer));
+        case.write(&[4096], leaders);
+        case.transfer.lead(std::iter::once(member), Vec::new());
+        match case.transfer.complete(8192) {
+            Next::Again => {
+                assert!(leaders || members);
+                assert_eq!((case.step(), case.transfer.complete(0)), (Step::Sync, OK));
+            }
+            next => assert!(!leaders && !members && next == OK, "{next:?}"),
+        }
+        let mut member = case.transfer.take_member().unwrap();
+        let _ = member.end(Status::Ok).unwrap().0.into_head();
+        case.end(Status::Ok);
+    }
+}

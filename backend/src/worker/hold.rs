@@ -93,13 +93,19 @@ impl<E: Engine> Worker<E> {
         self.show_held();
     }
 
-    pub(super) fn show_held(&self) {
+    pub(super) fn show_held(&mut self) {
+        self.nr_held_shown = self.nr_held();
         let held = Held {
-            nr_requests: self.held.iter().map(|t| 1 + t.nr_members()).sum(),
+            nr_requests: self.nr_held_shown,
             bytes: self.held.iter().map(|t| t.data_len()).sum(),
             oldest_ns: self.held.iter().map(|t| t.held_since_ns).min().unwrap_or(0),
         };
         self.map_state().show_held(self.config.index, held);
+    }
+
+    /// Requests that are held.
+    pub(super) fn nr_held(&self) -> u32 {
+        self.held.iter().map(|transfer| 1 + transfer.nr_members()).sum()
     }
 
     /// Writes that are out on a path that has failed: later ones must not overtake them.

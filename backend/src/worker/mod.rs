@@ -356,10 +356,7 @@ impl<E: Engine> Worker<E> {
             self.take_requests();
         }
         self.send_queued();
-        // While none is held, this is nothing.
-        let nr_held = self.held.iter().map(|transfer| 1 + transfer.nr_members()).sum();
-        if nr_held != self.nr_held_shown {
-            self.nr_held_shown = nr_held;
+        if self.nr_held() != self.nr_held_shown {
             self.show_held();
         }
         self.show();

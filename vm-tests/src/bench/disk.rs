@@ -32,49 +32,92 @@ impl DiskKind {
             Self::NullInline => "null-inline",
         }
     }
+
+    /// Whether there is something that can be opened.
+    pub(super) fn has_device(self) -> bool {
+        matches!(self, Self::Tmpfs | Self::Loop)
+    }
 }
 
-/// A disk that goes away on drop, its loop device first.
+/// What a block device counts (Documentation/block/stat.rst), reads and writes together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceCounts {
+    /// I/Os that the device has done.
+    pub(super) ios: u64,
+    /// Requests that the kernel joined to others before.
+    pub(super) merges: u64,
+    pub(super) bytes: u64,
+}
+
+impl DeviceCounts {
+    /// Of the device `path`; None if it is no block device.
+    fn of(path: &Path) -> Option<Self> {
+        let stat =
+            std::fs::read_to_string(Path::new("/sys/block").join(path.file_name()?).join("stat")).ok()?;
+        let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        // Reads, merged, sectors, ticks, writes, merged, sectors.
+        let both = |read: usize| Some(fields.get(read)? + fields.get(read + 4)?);
+        Some(Self { ios: both(0)?, merges: both(1)?, bytes: both(2)? * 512 })
+    }
+
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            ios: self.ios - before.ios,
+            merges: self.merges - before.merges,
+            bytes: self.bytes - before.bytes,
+        }
+    }
+}
+
+/// A disk that goes away on drop, its loop devices first.
 pub(super) struct Disk {
-    device: Option<LoopDev>,
-    file: PathBuf,
+    devices: Vec<LoopDev>,
+    names: [PathBuf; 2],
     bytes: u64,
     _mount: Option<Mount>,
 }
 
 impl Disk {
+    /// Two ways to a disk.
     pub(super) fn new(kind: DiskKind, bytes: u64) -> Result<Self> {
-        if matches!(kind, DiskKind::Null | DiskKind::NullInline) {
+        if !kind.has_device() {
             let inline = if kind == DiskKind::NullInline { ",inline" } else { "" };
-            return Ok(Self {
-                device: None,
-                file: format!("null:{bytes}{inline}").into(),
-                bytes,
-                _mount: None,
-            });
+            // The number only tells them apart.
+            let name = |nr: usize| format!("null:{bytes}{inline},{nr}").into();
+            return Ok(Self { devices: Vec::new(), names: [name(1), name(2)], bytes, _mount: None });
         }
         // Metadata of the file system wants some room too.
         let mount = Mount::tmpfs(bytes + (16 << 20)).context("mount a tmpfs")?;
         let file = mount.path().join("disk");
         fill(&file, bytes).context("fill the disk")?;
-        let device = match kind {
-            DiskKind::Tmpfs | DiskKind::Null | DiskKind::NullInline => None,
-            DiskKind::Loop => Some(LoopDev::on(&file).attach()?),
-        };
-        Ok(Self { device, file, bytes, _mount: Some(mount) })
+        let (mut devices, names);
+        if kind == DiskKind::Loop {
+            devices = vec![LoopDev::on(&file).attach()?];
+            devices.push(LoopDev::on(&file).attach()?);
+            names = [devices[0].path().to_owned(), devices[1].path().to_owned()];
+        } else {
+            let link = mount.path().join("link");
+            std::fs::hard_link(&file, &link).context("make a second name for the disk")?;
+            (devices, names) = (Vec::new(), [file, link]);
+        }
+        Ok(Self { devices, names, bytes, _mount: Some(mount) })
     }
 
-    /// I/Os that the device has done so far, and bytes that it has moved; None where nobody counts them.
-    pub(super) fn counters(&self) -> Option<(u64, u64)> {
-        let name = self.device.as_ref()?.path().file_name()?.to_owned();
-        let stat = std::fs::read_to_string(Path::new("/sys/block").join(name).join("stat")).ok()?;
-        let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
-        // Documentation/block/stat.rst: reads, merged, sectors, ticks, writes, merged, sectors.
-        Some((fields.first()? + fields.get(4)?, (fields.get(2)? + fields.get(6)?) * 512))
+    /// What the devices have counted so far; None where nobody counts.
+    pub(super) fn counts(&self) -> Option<DeviceCounts> {
+        let mut sum = DeviceCounts::default();
+        for device in &self.devices {
+            let counts = DeviceCounts::of(device.path())?;
+            sum.ios += counts.ios;
+            sum.merges += counts.merges;
+            sum.bytes += counts.bytes;
+        }
+        (!self.devices.is_empty()).then_some(sum)
     }
 
-    pub(super) fn path(&self) -> &Path {
-        self.device.as_ref().map_or(&self.file, LoopDev::path)
+    /// The names of the disk, each a path of its own: two loop devices on one file, a file and a hard link to it.
+    pub(super) fn names(&self) -> &[PathBuf; 2] {
+        &self.names
     }
 
     pub(super) fn bytes(&self) -> u64 {

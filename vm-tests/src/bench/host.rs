@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::io;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+
+use crate::server::polypath_bin;
 
 /// A core for each side.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +76,8 @@ pub(super) fn check_stopped() -> Result<()> {
 pub(super) struct Usage {
     pub(super) cpu: Duration,
     pub(super) voluntary_switches: u64,
+    /// Taken off the processor while there was more to do.
+    pub(super) involuntary_switches: u64,
 }
 
 impl Usage {
@@ -83,11 +88,13 @@ impl Usage {
             let read = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let on_cpu_ns = read("schedstat").split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
             usage.cpu += Duration::from_nanos(on_cpu_ns);
-            usage.voluntary_switches += read("status")
-                .lines()
-                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
-                .and_then(|number| number.trim().parse::<u64>().ok())
-                .unwrap_or(0);
+            let status = read("status");
+            let number = |name: &str| {
+                let field = status.lines().find_map(|line| line.strip_prefix(name));
+                field.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
+            };
+            usage.voluntary_switches += number("voluntary_ctxt_switches:");
+            usage.involuntary_switches += number("nonvoluntary_ctxt_switches:");
         }
         usage
     }
@@ -96,21 +103,41 @@ impl Usage {
         Self {
             cpu: self.cpu.saturating_sub(before.cpu),
             voluntary_switches: self.voluntary_switches.saturating_sub(before.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_sub(before.involuntary_switches),
         }
     }
 }
 
-/// Lines of text about the machine, by name.
+/// Lines of text about the machine and the programs, by name.
 pub(super) fn describe() -> Vec<(&'static str, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpuinfo = read("/proc/cpuinfo");
     let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
     let model = model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown");
+    let virtual_machine = if cpuinfo.contains(" hypervisor") { ", a virtual machine" } else { "" };
     let nr_cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+    let version = |program: &std::ffi::OsStr| {
+        let output = Command::new(program).arg("--version").output();
+        let text =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        text.lines().next().unwrap_or("unknown").to_owned()
+    };
+    let mut command = vec!["vm-tests/bench".to_owned()];
+    command.extend(std::env::args().skip(1));
     vec![
-        ("machine", format!("{nr_cores} x {model}")),
+        ("machine", format!("{nr_cores} x {model}{virtual_machine}")),
         ("kernel", read("/proc/sys/kernel/osrelease")),
+        ("polypath", polypath_bin().map_or_else(|e| e.to_string(), |bin| version(bin.as_os_str()))),
+        ("qsd", version("qemu-storage-daemon".as_ref())),
         ("load before", read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")),
-        ("command", std::env::args().collect::<Vec<_>>().join(" ")),
+        ("command", command.join(" ")),
     ]
+}
+
+/// Anonymous memory of a process in KiB.
+pub(super) fn anonymous_kib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read the status")?;
+    let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = field.and_then(|field| field.trim().strip_suffix(" kB")?.parse().ok());
+    kib.context("no RssAnon in the status")
 }

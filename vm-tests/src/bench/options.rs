@@ -4,48 +4,58 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::disk::DiskKind;
-use super::server::Program;
-use super::workload::Workload;
+use super::program::Program;
+use super::workload::{Run, Workload};
 
 /// Text of `--help`.
 pub const HELP: &str = "\
 Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in memory.
 
-  --quick              4 KiB random reads at depth 1 and 32, three short rounds (under 30 s)
-  --disks LIST         of: tmpfs, loop, null, null-inline   [default: tmpfs,loop]
-  --programs LIST      of: io_uring, qsd, polypath, no-merge, no-poll,
-                       no-inflight                        [default: the first three]
-  --workloads LIST     names of the table's loads           [default: all]
+  --quick              few loads, on loop and tmpfs, three short rounds (under 30 s)
+  --check              fails unless loose ratios hold; never goes by a time
+  --publish            shows the run in README.md and docs/benchmark as well
+  --disks LIST         of: loop, tmpfs, null, null-inline   [default: all]
+  --programs LIST      of: io_uring, io_uring-poll, qsd, qsd-native, no-merge, polypath, two-paths, depth8,
+                       depth8-no-merge, no-poll, no-inflight [default: each where it says something]
+  --workloads LIST     names of the table's loads           [default: each where it says something]
   --rounds N           rounds, interleaved                  [default: 5]
-  --seconds S          seconds per run                      [default: 1]
+  --seconds S          seconds per run                      [default: 0.4]
   --size-mib N         size of the disk                     [default: 256]
   --polypath-arg WORD  one more argument for polypath; repeatable
   --out DIR            where the results go                 [default: vm-tests/results]
   -h, --help
 
-Lists are words between commas. Prints a table and writes it and a JSON file to the results.
+  --memory             measures anonymous memory in place of speed
+  --instructions       counts instructions per request by paths and queues (valgrind) in place of speed
+
+Lists are words between commas. Prints tables and writes them, a JSON file and plots to the results. The defaults take some 6 minutes.
 ";
 
-const DISKS: [DiskKind; 4] = [DiskKind::Tmpfs, DiskKind::Loop, DiskKind::Null, DiskKind::NullInline];
+const DISKS: [DiskKind; 4] = [DiskKind::Loop, DiskKind::Tmpfs, DiskKind::Null, DiskKind::NullInline];
 
-const PROGRAMS: [Program; 6] = [
-    Program::IoUring,
-    Program::Qsd,
-    Program::Polypath,
-    Program::NoMerge,
-    Program::NoPoll,
-    Program::NoInflight,
-];
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    Speed,
+    Memory,
+    Instructions,
+}
 
 /// What to run.
 #[derive(Debug)]
 pub struct Options {
+    pub(super) subject: Subject,
+    pub(super) check: bool,
+    pub(super) publish: bool,
     pub(super) disks: Vec<DiskKind>,
-    pub(super) programs: Vec<Program>,
+    /// None: each where it says something.
+    pub(super) programs: Option<Vec<Program>>,
     pub(super) workloads: Vec<&'static Workload>,
+    /// Whether the loads were named, and are run on every disk.
+    pub(super) are_loads_named: bool,
     pub(super) rounds: usize,
     pub(super) time: Duration,
     pub(super) disk_bytes: u64,
@@ -53,38 +63,54 @@ pub struct Options {
     pub(super) out: PathBuf,
 }
 
-impl Options {
-    /// Reads the arguments of the program, without its name; `None` if help is asked for.
-    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Option<Self>> {
-        let mut options = Self {
-            disks: vec![DiskKind::Tmpfs, DiskKind::Loop],
-            programs: vec![Program::IoUring, Program::Qsd, Program::Polypath],
-            workloads: Workload::TABLE.iter().collect(),
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            subject: Subject::Speed,
+            check: false,
+            publish: false,
+            disks: DISKS.to_vec(),
+            programs: None,
+            workloads: Workload::TABLE.iter().filter(|workload| workload.run != Run::Named).collect(),
+            are_loads_named: false,
             rounds: 5,
-            time: Duration::from_secs(1),
+            time: Duration::from_millis(400),
             disk_bytes: 256 << 20,
             polypath_args: Vec::new(),
             out: concat!(env!("CARGO_MANIFEST_DIR"), "/results").into(),
-        };
+        }
+    }
+}
+
+impl Options {
+    /// Reads the arguments of the program, without its name; `None` if help is asked for.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Option<Self>> {
+        let mut options = Self::default();
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
             let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
             match arg.as_str() {
                 "-h" | "--help" => return Ok(None),
                 "--quick" => {
-                    options.workloads.retain(|workload| workload.quick);
+                    options.workloads.retain(|workload| workload.run == Run::Quick);
+                    options.disks = vec![DiskKind::Loop, DiskKind::Tmpfs];
                     options.rounds = 3;
-                    options.time = Duration::from_millis(300);
+                    options.time = Duration::from_millis(150);
                     options.disk_bytes = 64 << 20;
                 }
+                "--check" => options.check = true,
+                "--publish" => options.publish = true,
+                "--memory" => options.subject = Subject::Memory,
+                "--instructions" => options.subject = Subject::Instructions,
                 "--disks" => options.disks = list(&arg, &value()?, &DISKS, |d| d.name())?,
                 "--programs" => {
-                    options.programs = list(&arg, &value()?, &PROGRAMS, |program| program.name())?;
+                    options.programs = Some(list(&arg, &value()?, &Program::ALL, |program| program.name())?);
                 }
                 "--workloads" => {
                     let names = value()?;
                     let names: Vec<_> = names.split(',').collect();
                     options.workloads = Workload::by_names(&names).map_err(anyhow::Error::msg)?;
+                    options.are_loads_named = true;
                 }
                 "--rounds" => options.rounds = number(&arg, &value()?)?,
                 "--seconds" => {
@@ -97,10 +123,17 @@ impl Options {
                 _ => bail!("unknown option {arg}\n\n{HELP}"),
             }
         }
-        if options.rounds == 0 {
-            bail!("--rounds: at least one");
-        }
+        ensure!(options.rounds > 0, "--rounds: at least one");
         Ok(Some(options))
+    }
+
+    /// Whether this program is measured there under this load.
+    pub(super) fn includes(&self, program: Program, disk: DiskKind, load: &Workload) -> bool {
+        let is_wanted = match &self.programs {
+            Some(programs) => programs.contains(&program),
+            None => program.is_usual(disk, load),
+        };
+        is_wanted && program.can_use(disk) && (self.are_loads_named || load.is_usual(disk))
     }
 }
 

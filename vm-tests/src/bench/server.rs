@@ -1,7 +1,6 @@
 //! The programs, spawned on the server's core.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -9,54 +8,30 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use serde_json::json;
 use tempfile::TempDir;
 
+use super::disk::Disk;
 use super::host;
+use super::program::Program;
+use crate::control::Control;
 use crate::server::{Process, is_listening, polypath_bin, wait_until};
 
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
-    /// No program in between.
-    IoUring,
-    /// QEMU's storage daemon, with an iothread and io_uring.
-    Qsd,
-    /// This project's.
-    Polypath,
-    /// The same with merging off.
-    NoMerge,
-    /// The same without polling before a sleep.
-    NoPoll,
-    /// The same by a front-end that has no place for what is in flight.
-    NoInflight,
+/// What polypath itself has counted, all paths together, reads and writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnCounts {
+    /// I/Os that went to paths.
+    pub(super) ios: u64,
+    /// Requests that went with another.
+    pub(super) merged: u64,
 }
 
-impl Program {
-    /// As the options and the tables name it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::IoUring => "io_uring",
-            Self::Qsd => "qsd",
-            Self::Polypath => "polypath",
-            Self::NoMerge => "no-merge",
-            Self::NoPoll => "no-poll",
-            Self::NoInflight => "no-inflight",
-        }
-    }
-
-    /// Whether the front-end has it write down what is in flight, as QEMU does where it is offered.
-    pub(super) fn is_tracked(self) -> bool {
-        matches!(self, Self::Polypath | Self::NoMerge | Self::NoPoll)
-    }
-}
-
-impl fmt::Display for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+impl OwnCounts {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { ios: self.ios - before.ios, merged: self.merged - before.merged }
     }
 }
 
@@ -64,23 +39,34 @@ impl fmt::Display for Program {
 pub(super) struct BenchServer {
     process: Process,
     socket: PathBuf,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl BenchServer {
-    pub(super) fn start(program: Program, disk: &Path, args: &[OsString], core: usize) -> Result<Self> {
+    /// Serves the disk with `nr_queues`; `more` are further options for polypath.
+    pub(super) fn start(
+        program: Program,
+        disk: &Disk,
+        nr_queues: usize,
+        more: &[OsString],
+        core: usize,
+    ) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("bench-").tempdir()?;
         let socket = dir.path().join("sock");
-        let mut command = match program {
-            Program::Qsd => qsd(disk, &socket)?,
-            Program::NoMerge => polypath(disk, &socket, args, &["--merge-max", "0"])?,
-            Program::NoPoll => polypath(disk, &socket, args, &["--poll-us", "0"])?,
-            _ => polypath(disk, &socket, args, &[])?,
+        let mut command = if program.is_qsd() {
+            let aio = if program == Program::QsdNative { "native" } else { "io_uring" };
+            qsd(&disk.names()[0], &socket, nr_queues, aio)?
+        } else {
+            let paths = &disk.names()[..program.nr_paths()];
+            let mut command = polypath(paths, &socket, nr_queues)?;
+            command.arg("--control").arg(dir.path().join("control"));
+            command.args(more).args(program.polypath_options());
+            command
         };
         // SAFETY: sched_setaffinity is a plain system call; the closure allocates nothing.
         unsafe { command.pre_exec(move || host::pin(core)) };
         let process = Process::spawn(command, dir.path(), program.name())?;
-        let mut server = Self { process, socket, _dir: dir };
+        let mut server = Self { process, socket, dir };
         let (socket, process) = (&server.socket, &mut server.process);
         wait_until("the socket", START_TIMEOUT, || is_listening(socket) || !process.is_alive())?;
         anyhow::ensure!(process.is_alive(), "{program} ended: {}", process.stderr());
@@ -98,6 +84,20 @@ impl BenchServer {
     pub(super) fn stderr(&self) -> String {
         self.process.stderr()
     }
+
+    /// None of a program that does not count.
+    pub(super) fn counts(&self) -> Option<OwnCounts> {
+        let control = self.dir.path().join("control");
+        let counters = Control::connect(&control).ok()?.result(json!({ "command": "counters" })).ok()?;
+        let mut counts = OwnCounts::default();
+        for path in counters["paths"].as_array()? {
+            for kind in ["read", "write"] {
+                counts.ios += path[kind]["nr_ios"].as_u64()?;
+                counts.merged += path[kind]["nr_merged"].as_u64()?;
+            }
+        }
+        Some(counts)
+    }
 }
 
 impl Drop for BenchServer {
@@ -107,14 +107,18 @@ impl Drop for BenchServer {
     }
 }
 
-fn polypath(disk: &Path, socket: &Path, args: &[OsString], more: &[&str]) -> Result<Command> {
+fn polypath(paths: &[PathBuf], socket: &Path, nr_queues: usize) -> Result<Command> {
     let mut command = Command::new(polypath_bin()?);
-    command.arg("--socket-path").arg(socket).arg("--path").arg(disk).args(["--num-queues", "1"]);
-    command.args(["--log-level", "warn"]).args(args).args(more);
+    command.arg("--socket-path").arg(socket).args(["--num-queues", &nr_queues.to_string()]);
+    for path in paths {
+        command.arg("--path").arg(path);
+    }
+    // Two names of one file are what is wanted, and no reason for a warning.
+    command.args(["--log-level", "error"]);
     Ok(command)
 }
 
-fn qsd(disk: &Path, socket: &Path) -> Result<Command> {
+fn qsd(disk: &Path, socket: &Path, nr_queues: usize, aio: &str) -> Result<Command> {
     // A comma inside a value is doubled in QEMU's option syntax.
     let text = |path: &Path| path.to_str().map(|path| path.replace(',', ",,")).context("path is not UTF-8");
     let (disk_text, socket) = (text(disk)?, text(socket)?);
@@ -125,15 +129,15 @@ fn qsd(disk: &Path, socket: &Path) -> Result<Command> {
             let is_device = std::fs::metadata(disk)?.file_type().is_block_device();
             let driver = if is_device { "host_device" } else { "file" };
             format!(
-                "driver={driver},node-name=disk,filename={disk_text},cache.direct=on,aio=io_uring,locking=off"
+                "driver={driver},node-name=disk,filename={disk_text},cache.direct=on,aio={aio},locking=off"
             )
         }
     };
     let mut command = Command::new("qemu-storage-daemon");
     command.args(["--object", "iothread,id=io0"]).arg("--blockdev").arg(node);
     command.arg("--export").arg(format!(
-        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},num-queues=1,writable=on,\
-         iothread=io0"
+        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},num-queues={nr_queues},\
+         writable=on,iothread=io0"
     ));
     Ok(command)
 }

@@ -29,10 +29,11 @@ fn sockets() -> Result<BTreeSet<i32>> {
     Ok(all)
 }
 
-/// Connects as `connect` does. With `is_wanted`, an in-flight area for one ring of `queue_size` is asked for and handed over by the
+/// Connects as `connect` does. With `is_wanted`, an in-flight area for `nr_queues` rings of `queue_size` is asked for and handed over by the
 /// same connection before any ring is set up, as QEMU does.
 pub(super) fn connect_with<T>(
     is_wanted: bool,
+    nr_queues: u16,
     queue_size: u16,
     connect: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Option<Tracking>)> {
@@ -60,7 +61,7 @@ pub(super) fn connect_with<T>(
     ensure!(offered & agreed == agreed, "no in-flight tracking: {offered:#x}");
     session.set(req::SET_PROTOCOL_FEATURES, &agreed.to_le_bytes(), &[])?;
     session.protocol = agreed;
-    let area = Inflight::get(&session, 1, queue_size).context("GET_INFLIGHT_FD")?;
+    let area = Inflight::get(&session, nr_queues, queue_size).context("GET_INFLIGHT_FD")?;
     area.set(&session)?;
     Ok((connected, Some(Tracking { _session: session, _area: area })))
 }

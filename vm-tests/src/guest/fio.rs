@@ -1,6 +1,7 @@
 //! Loads: fio in the guest.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -83,15 +84,20 @@ impl Fio {
         for (name, value) in &self.options {
             write!(script, " --{name}={value}").expect("a string takes all");
         }
-        // fio's own messages matter only when it fails.
-        write!(
-            script,
-            " --eta=never --output-format=json --output={report} >{report}.log 2>&1 || \
-             {{ code=$?; cat {report} {report}.log; exit $code; }}; cat {report}"
-        )
-        .expect("a string takes all");
-        script
+        with_report(script, report)
     }
+}
+
+/// A shell script for fio's command line, which prints the report; fio's own messages only when it fails.
+fn with_report(command: String, report: &str) -> String {
+    let mut script = command;
+    write!(
+        script,
+        " --eta=never --output-format=json --output={report} >{report}.log 2>&1 || \
+         {{ code=$?; cat {report} {report}.log; exit $code; }}; cat {report}"
+    )
+    .expect("a string takes all");
+    script
 }
 
 /// What a load did.
@@ -163,6 +169,15 @@ impl Guest {
     pub fn start_fio(&self, fio: &Fio) -> Result<Load<'_>> {
         let report = "/tmp/fio.$$";
         Ok(Load { job: self.spawn(&fio.script(report))? })
+    }
+
+    /// Runs a file of jobs (`vm-tests/fio/NAME.fio`) on a disk for so long. Failed requests are errors.
+    pub fn fio_file(&self, name: &str, disk: &str, seconds: u32) -> Result<FioResult> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fio").join(name);
+        let jobs = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        self.sh(&format!("cat >/tmp/{name} <<'END OF JOBS'\n{jobs}\nEND OF JOBS"))?;
+        let command = format!("DISK={disk} RUN_SECONDS={seconds} fio /tmp/{name}");
+        Load { job: self.spawn(&with_report(command, "/tmp/fio.$$"))? }.wait()
     }
 
     /// Number of requests that the guest's kernel has finished on a disk.

@@ -14,5 +14,6 @@ mod migration;
 mod paths;
 mod read_only;
 mod resize;
+mod seeds;
 mod support;
 mod verify;

@@ -1,12 +1,16 @@
-//! The benchmark's quick form: it runs, and ratios with much room hold. No time is looked at.
+//! The benchmark's quick form: it runs, and ratios and limits with much room hold. No time is looked at.
 
 use std::process::Command;
+use std::sync::Mutex;
 
 use polypath_vm_tests::loopdev::{self, Mount};
 use polypath_vm_tests::skip;
 
 /// What else the machine does hits all that is compared, but not always alike.
 const NR_TRIES: usize = 3;
+
+/// One at a time: they would take the processors from each other.
+static TURN: Mutex<()> = Mutex::new(());
 
 fn missing() -> Result<(), String> {
     loopdev::available()?;
@@ -25,6 +29,7 @@ fn loose_ratios_hold() {
         skip::skip("loose_ratios_hold", why);
         return;
     }
+    let _turn = TURN.lock();
     let out = tempfile::tempdir().unwrap();
     for left in (0..NR_TRIES).rev() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polypath-bench"));
@@ -40,4 +45,18 @@ fn loose_ratios_hold() {
     for suffix in [".md", ".json", "-loop-iops.svg", "-loop-merged.svg", "-tmpfs-cpu.svg"] {
         assert!(names.iter().any(|name| name.ends_with(suffix)), "no {suffix} in {names:?}");
     }
+}
+
+#[test]
+fn memory_is_in_proportion_to_queues_and_rings() {
+    if let Err(why) = missing() {
+        skip::skip("memory_is_in_proportion_to_queues_and_rings", why);
+        return;
+    }
+    let _turn = TURN.lock();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_polypath-bench")).args(["--memory", "--check"]).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    println!("{}", text[0]);
+    assert!(output.status.success(), "{}\n{}", text[0], text[1]);
 }

@@ -33,6 +33,10 @@ pub(super) fn check(rows: &[Row<'_>]) -> Result<()> {
 /// Name, value (not a number if it was not measured) and lower limit.
 fn rules(row: &Row<'_>) -> Vec<(&'static str, f64, f64)> {
     use Program::{Depth8, Depth8NoMerge, NoMerge, Polypath, TwoPaths};
+    // At depth 1 every request is a wake or two, which a busy machine's scheduler makes as long as it likes.
+    if row.workload.depth == 1 {
+        return Vec::new();
+    }
     let iops = |program| row.median(program, &KIOPS);
     let mut rules = vec![
         ("polypath's IOPS as a part of qsd's", iops(Polypath) / row.better(Program::is_qsd), 0.5),

@@ -14,10 +14,12 @@ use super::measured::{Measure, Row};
 use super::program::Program;
 
 /// In pixels.
-const SIZE: (u32, u32) = (1200, 440);
+const SIZE: (u32, u32) = (1600, 480);
 const LABEL_GAP: i32 = 8;
-/// Part of a load's room that its bars fill.
-const FILLED: f64 = 0.84;
+/// Part of a load's room that the bars fill where they are most.
+const FILLED: f64 = 0.9;
+/// Width of the room for the legend, as a part of that for the loads.
+const LEGEND: f64 = 0.13;
 
 /// Writes one measure of these rows to `file`.
 pub(super) fn bars(file: &Path, rows: &[&Row<'_>], measure: &Measure) -> Result<()> {
@@ -38,14 +40,16 @@ fn draw(file: &Path, rows: &[&Row<'_>], measure: &Measure) -> Result<(), Box<dyn
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(70)
-        .build_cartesian_2d(0.0..rows.len() as f64, 0.0..top)?;
+        .build_cartesian_2d(0.0..rows.len() as f64 * (1.0 + LEGEND), 0.0..top)?;
     let title = format!("{}, {}", measure.name, measure.unit);
     chart.configure_mesh().disable_x_mesh().x_labels(0).y_desc(title).draw()?;
-    let width = FILLED / programs.len().max(1) as f64;
-    for (place, (colour, program)) in programs.iter().enumerate() {
+    let most = rows.iter().map(|row| row.lines.len()).max().unwrap_or(1);
+    let width = FILLED / most.max(1) as f64;
+    for (colour, program) in &programs {
         let style = Palette99::pick(*colour).filled();
         let bar = |(index, row): (usize, &&Row<'_>)| {
-            let left = index as f64 + (1.0 - FILLED) / 2.0 + place as f64 * width;
+            let place = row.lines.iter().position(|line| line.program == *program)?;
+            let left = index as f64 + 0.5 + (place as f64 - row.lines.len() as f64 / 2.0) * width;
             value(row, *program)
                 .map(|height| Rectangle::new([(left, 0.0), (left + width * 0.92, height)], style))
         };
@@ -57,7 +61,7 @@ fn draw(file: &Path, rows: &[&Row<'_>], measure: &Measure) -> Result<(), Box<dyn
     for (index, row) in rows.iter().enumerate() {
         let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 0.0));
         let style =
-            ("sans-serif", 12).into_font().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
+            ("sans-serif", 11).into_font().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
         root.draw(&Text::new(row.workload.name, (x, y + LABEL_GAP), style))?;
     }
     chart

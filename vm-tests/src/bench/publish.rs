@@ -13,6 +13,13 @@ use super::tables;
 const BEGIN: &str = "<!-- from here: written by vm-tests/bench --publish -->";
 const END: &str = "<!-- to here -->";
 
+/// What the README says before the facts.
+const INTRODUCTION: &str = "\
+From a real run, loop devices on tmpfs. What each column is, files on tmpfs, null paths, context switches, system calls, CPU time and
+latencies are in [docs/benchmark](docs/benchmark/run.md).
+
+";
+
 /// Facts that readers need in order to compare.
 const FACTS: [&str; 6] = ["machine", "kernel", "qsd", "load before", "rounds", "command"];
 
@@ -29,7 +36,7 @@ pub(super) fn readme(
     plots: &[String],
 ) -> Result<()> {
     let of_loop: Vec<_> = rows.iter().filter(|row| row.disk == DiskKind::Loop).collect();
-    let mut text = String::new();
+    let mut text = INTRODUCTION.to_owned();
     for (name, fact) in facts.iter().filter(|(name, _)| FACTS.contains(name)) {
         text +=
             &format!("- {name}: {}\n", if *name == "command" { format!("`{fact}`") } else { fact.clone() });

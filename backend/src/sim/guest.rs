@@ -88,6 +88,7 @@ impl World {
 
     /// Takes all used entries, then asks for the next call (or for none).
     pub(crate) fn look(&mut self) {
+        self.note_no_path();
         self.mark_returned();
         // A call for what was shown in the middle of a turn comes at its end, when the guest has taken it already.
         self.control.was_call_due |= self.driver.is_call_due();
@@ -201,6 +202,8 @@ impl World {
                 );
                 return;
             }
+            // Written, but not made durable when the last path went.
+            Last::Success if status == Some(IOERR) && without_path && self.is_write_through() => IOERR,
             Last::Success => OK,
             Last::Final(status) => status,
             Last::Nothing if is_nothing || plan.what == What::Discard && status == Some(OK) => OK,
@@ -275,8 +278,12 @@ impl World {
         self.assert_durable(&last, since, "written through");
     }
 
+    fn is_write_through(&self) -> bool {
+        self.disk.is_write_through(self.profile.features)
+    }
+
     fn is_write_through_since(&self, since: u64) -> bool {
-        self.disk.is_write_through(self.profile.features) && self.control.write_through_since <= since
+        self.is_write_through() && self.control.write_through_since <= since
     }
 
     /// At the end: all was returned, and the disk holds what was written.

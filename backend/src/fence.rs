@@ -83,6 +83,17 @@ impl Drop for Fence {
     }
 }
 
+/// What a look at the gate has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// It was open.
+    Open,
+    /// It is open since this look: workers that found it shut sleep, and are to be woken.
+    Opened,
+    /// It stays shut.
+    Shut,
+}
+
 /// Shut while an earlier process has I/O under way. Workers look at it, the control loop opens it.
 #[derive(Debug, Default)]
 pub struct Gate {
@@ -109,15 +120,15 @@ impl Gate {
         is_held
     }
 
-    /// Looks again for the locks that were not to be had. Gives how many still are not.
-    pub fn look(&self) -> usize {
+    /// Looks again for the locks that were not to be had.
+    pub fn look(&self) -> Look {
         if self.is_open() {
-            return 0;
+            return Look::Open;
         }
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
         awaited.retain(|fence| !fence.try_lock());
         self.nr_awaited.store(awaited.len(), Ordering::Release);
-        awaited.len()
+        if awaited.is_empty() { Look::Opened } else { Look::Shut }
     }
 }
 
@@ -137,13 +148,14 @@ mod tests {
         let (old, new) = (Fence::over(&area).unwrap(), Fence::over(&area).unwrap());
         assert!(gate.pass(&old) && gate.is_open());
         assert!(!gate.pass(&new) && !gate.is_open());
-        assert_eq!(gate.look(), 1);
+        assert_eq!(gate.look(), Look::Shut);
         // A worker of the old one has it still.
         let registered = Arc::clone(&old);
         drop(old);
-        assert_eq!(gate.look(), 1);
+        assert_eq!(gate.look(), Look::Shut);
         drop(registered);
-        assert_eq!(gate.look(), 0);
+        // Said once, also when it is the first look: whoever found it shut has to be woken.
+        assert_eq!((gate.look(), gate.look()), (Look::Opened, Look::Open));
         assert!(gate.is_open());
         assert!(!Gate::default().pass(&Fence::over(&area).unwrap()), "the new one has it now");
     }
@@ -156,9 +168,9 @@ mod tests {
         assert!(gate.pass(&old));
         assert!(!gate.pass(&Fence::over(&area).unwrap()));
         assert!(gate.pass(&Fence::over(&other).unwrap()), "another area has another lock");
-        assert_eq!(gate.look(), 1);
+        assert_eq!(gate.look(), Look::Shut);
         drop(old);
-        assert_eq!(gate.look(), 0);
+        assert_eq!(gate.look(), Look::Opened);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::{Monitor, ns};
 use crate::events::What;
+use crate::fence::Look;
 
 /// How long the next look at the lock waits at first, and at most: the kernel tells nobody when it lets go of a ring.
 const LOOK_NS: u64 = 2_000_000;
@@ -24,9 +25,13 @@ impl Monitor {
 
     /// Looks whether it has ended. Gives the time of the next look.
     pub(super) fn look_at_fence(&mut self, now_ns: u64) -> u64 {
-        let nr_awaited = self.disk.gate().look();
+        let look = self.disk.gate().look();
+        if look == Look::Opened {
+            // Also when nothing has been said yet: rings may have started since it was shut.
+            self.disk.wakers().wake_all();
+        }
         let Some(fenced) = &mut self.fenced else {
-            if nr_awaited == 0 {
+            if look != Look::Shut {
                 return u64::MAX;
             }
             log::info!("rings wait: an earlier process has I/O with the kernel");
@@ -35,13 +40,12 @@ impl Monitor {
         };
         let waited_ns = now_ns.saturating_sub(fenced.since_ns);
         let waited_ms = waited_ns / 1_000_000;
-        if nr_awaited == 0 {
+        if look != Look::Shut {
             log::info!("rings are served: the I/O of the earlier process has ended, after_ms={waited_ms}");
             if fenced.is_said {
                 self.events.note(What::EarlierIoEnded { waited_ms });
             }
             self.fenced = None;
-            self.disk.wakers().wake_all();
             return u64::MAX;
         }
         if !fenced.is_said && waited_ns >= ns(self.options.path_timeout) {

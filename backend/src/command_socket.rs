@@ -209,6 +209,7 @@ impl CommandSocket {
             };
             let (answer, follows) = match done {
                 Ok(Done::Value(value)) => (Some(command::answer(id.as_ref(), value)), false),
+                Ok(Done::Text(text)) => (Some(command::text_answer(id.as_ref(), &text)), false),
                 Ok(Done::Follow(value)) => (Some(command::answer(id.as_ref(), value)), true),
                 Ok(Done::Later) => (None, false),
                 Err((code, why)) => (Some(command::refusal(id.as_ref(), code, &why)), false),

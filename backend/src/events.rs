@@ -18,12 +18,12 @@ const HISTORY_MAX: usize = 256;
 pub enum What {
     PathFailed { path: String, group: usize, reason: String, nr_active: usize },
     PathReinstated { path: String, group: usize, failed_ms: u64, nr_active: usize },
-    PathQuarantined { path: String, seconds: u64 },
+    PathQuarantined { path: String, seconds: u64, nr_active: usize },
     PathAdded { path: String, group: usize, nr_active: usize },
     PathRemoved { path: String, nr_active: usize },
     PathClosed { path: String },
     IdentityRefused { path: String, reason: String },
-    GroupSwitched { from: Option<usize>, to: Option<usize> },
+    GroupSwitched { from: Option<usize>, to: Option<usize>, reason: String, nr_active: usize },
     NoPath { no_path_retry: String },
     RequestsHeld { nr_requests: u64 },
     HeldReleased { held_ms: u64 },
@@ -73,9 +73,10 @@ impl fmt::Display for What {
                 "path {path} of group {group} is back after {:.1} s; active paths: {nr_active}",
                 *failed_ms as f64 / 1e3
             ),
-            Self::PathQuarantined { path, seconds } => {
-                write!(f, "path {path} fails too often and is held back for {seconds} s")
-            }
+            Self::PathQuarantined { path, seconds, nr_active } => write!(
+                f,
+                "path {path} fails too often and is held back for {seconds} s; active paths left: {nr_active}"
+            ),
             Self::PathAdded { path, group, nr_active } => {
                 write!(f, "path {path} was added to group {group}; active paths: {nr_active}")
             }
@@ -84,9 +85,12 @@ impl fmt::Display for What {
             }
             Self::PathClosed { path } => write!(f, "path {path} has no requests left and is closed"),
             Self::IdentityRefused { path, reason } => write!(f, "path {path} is not used: {reason}"),
-            Self::GroupSwitched { from, to } => {
-                write!(f, "the group in use was {} and is {}", group(from), group(to))
-            }
+            Self::GroupSwitched { from, to, reason, nr_active } => write!(
+                f,
+                "the group in use was {} and is {}: {reason}; active paths: {nr_active}",
+                group(from),
+                group(to)
+            ),
             Self::NoPath { no_path_retry } => {
                 write!(f, "no path is usable; requests wait by no_path_retry={no_path_retry}")
             }

@@ -1,6 +1,7 @@
 //! The running program beside its paths: its options and where they come from, the front-end, what commands ask of the
 //! program as a whole.
 
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -51,6 +52,28 @@ impl std::fmt::Debug for Running {
     }
 }
 
+/// The settings as they are now, in their JSON form.
+#[derive(Debug, serde::Serialize)]
+#[allow(missing_docs)] // the options' names
+pub struct Settings<'a> {
+    pub config: Option<&'a Path>,
+    pub control: Option<&'a Path>,
+    pub path_timeout_ms: u64,
+    pub failback: String,
+    pub no_path_retry: String,
+    pub trust_paths: bool,
+    pub direct: bool,
+    pub queue_size: u16,
+    pub path_depth: u32,
+    pub merge_max_kib: u32,
+    pub poll_us: u64,
+    pub cpus: Option<String>,
+    pub register_memory: bool,
+    pub metrics: Option<String>,
+    pub event_command: Option<&'a Path>,
+    pub log_level: String,
+}
+
 /// A reload on its way: first the files are read, then the table is changed.
 struct Reload {
     token: Option<u64>,
@@ -92,16 +115,14 @@ impl Running {
         }
     }
 
-    /// What was done since the start, or since the counters were reset.
-    pub fn counters(&self, monitor: &Monitor) -> Value {
+    /// What was done since the start, or since the counters were reset, as JSON text.
+    pub fn counters(&self, monitor: &Monitor) -> serde_json::Result<String> {
         let now = Counters::read(monitor.disk(), &monitor.disk().table().load());
         let (since_ns, counters) = match &self.counters_then {
             Some((since_ns, then)) => (*since_ns, now.since(then)),
             None => (self.started_ns, now),
         };
-        let mut value = counters.json();
-        value["since_ms"] = json!(clock::now_ns().saturating_sub(since_ns) / 1_000_000);
-        value
+        serde_json::to_string(&counters.view(clock::now_ns().saturating_sub(since_ns) / 1_000_000))
     }
 
     /// Counts from here on. The metrics, which only ever grow, do not mind.
@@ -231,26 +252,26 @@ impl Running {
     }
 
     /// The settings as they are now.
-    pub fn settings(&self, monitor: &Monitor) -> Value {
+    pub fn settings(&self, monitor: &Monitor) -> Settings<'_> {
         let options = &self.options;
-        json!({
-            "config": self.launch.file(),
-            "control": options.control,
-            "path_timeout_ms": u64::try_from(monitor.options().path_timeout.as_millis()).unwrap_or(u64::MAX),
-            "failback": monitor.options().failback.to_string(),
-            "no_path_retry": monitor.disk().map().no_path_retry().to_string(),
-            "trust_paths": options.trust_paths,
-            "direct": options.direct == crate::cli::Switch::On,
-            "queue_size": options.queue_size,
-            "path_depth": options.path_depth,
-            "merge_max_kib": options.merge_max,
-            "poll_us": options.poll_us,
-            "cpus": options.cpus.as_ref().map(ToString::to_string),
-            "register_memory": options.register_memory,
-            "metrics": options.metrics.as_ref().map(ToString::to_string),
-            "event_command": options.event_command,
-            "log_level": log::max_level().to_string().to_lowercase(),
-        })
+        Settings {
+            config: self.launch.file(),
+            control: options.control.as_deref(),
+            path_timeout_ms: u64::try_from(monitor.options().path_timeout.as_millis()).unwrap_or(u64::MAX),
+            failback: monitor.options().failback.to_string(),
+            no_path_retry: monitor.disk().map().no_path_retry().to_string(),
+            trust_paths: options.trust_paths,
+            direct: options.direct == crate::cli::Switch::On,
+            queue_size: options.queue_size,
+            path_depth: options.path_depth,
+            merge_max_kib: options.merge_max,
+            poll_us: options.poll_us,
+            cpus: options.cpus.as_ref().map(ToString::to_string),
+            register_memory: options.register_memory,
+            metrics: options.metrics.as_ref().map(ToString::to_string),
+            event_command: options.event_command.as_deref(),
+            log_level: log::max_level().to_string().to_lowercase(),
+        }
     }
 
     /// In what the running disk differs from what it was configured as, a sentence each.

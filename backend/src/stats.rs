@@ -9,6 +9,8 @@ use polypath_paths::stats::IoStats;
 pub struct QueueStats {
     /// Requests by kind, from the moment they were taken from the ring until they were answered.
     pub io: IoStats,
+    /// Requests that were taken from the ring and not answered, as of the end of the worker's last turn.
+    pub nr_in_flight: Gauge,
     /// Turns of the worker's loop.
     pub nr_turns: Count,
     /// Waits in the kernel.
@@ -21,6 +23,23 @@ pub struct QueueStats {
     pub nr_calls: Count,
     /// I/Os that were sent again: after an error, or for what was left of a short one.
     pub nr_retries: Count,
+}
+
+/// A number of now, with one writer.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// It is so much. Only for the writer.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// What was set last.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// A number that only grows, with one writer.

@@ -110,6 +110,7 @@ pub struct Vring {
     published: u16,
     /// Heads that were taken and not returned.
     in_flight: Vec<bool>,
+    nr_in_flight: u16,
     /// Where that is written down for a process after this one.
     tracked: Option<InflightQueue>,
     /// Heads that an earlier process took and did not answer, the next one last.
@@ -156,6 +157,7 @@ impl Vring {
             next_used: used,
             published: used,
             in_flight: vec![false; usize::from(size)],
+            nr_in_flight: 0,
             tracked: None,
             again: Vec::new(),
             log: None,
@@ -190,9 +192,7 @@ impl Vring {
             return Err(garbage);
         }
         for head in &heads {
-            if let Some(in_flight) = self.in_flight.get_mut(usize::from(*head)) {
-                *in_flight = true;
-            }
+            self.mark(*head, true);
         }
         if !keeps_index {
             self.next_avail = used.wrapping_add(u16::try_from(heads.len()).unwrap_or(0));
@@ -213,9 +213,24 @@ impl Vring {
     pub fn leave(&mut self, map: &GuestMap, head: u16) {
         debug_assert!(self.is_tracked());
         self.log_chain(map, head);
-        if let Some(in_flight) = self.in_flight.get_mut(usize::from(head)) {
-            *in_flight = false;
+        self.mark(head, false);
+    }
+
+    /// Requests that were taken and not answered.
+    pub fn nr_in_flight(&self) -> u16 {
+        self.nr_in_flight
+    }
+
+    /// Whether the head was not marked so before.
+    fn mark(&mut self, head: u16, is_in_flight: bool) -> bool {
+        let Some(marked) = self.in_flight.get_mut(usize::from(head)) else { return false };
+        let changed = std::mem::replace(marked, is_in_flight) != is_in_flight;
+        match is_in_flight {
+            _ if !changed => {}
+            true => self.nr_in_flight += 1,
+            false => self.nr_in_flight -= 1,
         }
+        changed
     }
 
     /// Marks from now on what is written to guest memory in `log`, the used ring under guest address `used` (if at all); or
@@ -328,16 +343,13 @@ impl Vring {
             return Pop::Broken;
         };
         self.next_avail = self.next_avail.wrapping_add(1);
-        match self.in_flight.get_mut(usize::from(head)) {
-            Some(in_flight) if !*in_flight => {
-                *in_flight = true;
-                if let Some(tracked) = &mut self.tracked {
-                    tracked.mark(head);
-                }
-                Pop::Head(head)
-            }
-            _ => Pop::BadHead(head),
+        if !self.mark(head, true) {
+            return Pop::BadHead(head);
         }
+        if let Some(tracked) = &mut self.tracked {
+            tracked.mark(head);
+        }
+        Pop::Head(head)
     }
 
     /// Reads the chain that begins at `head` into `chain` (which is emptied first). On an error, `chain` holds what was
@@ -383,11 +395,8 @@ impl Vring {
     /// Writes the used entry of `head`; `len` bytes were written into its buffers. The guest sees it at the next
     /// [`Self::publish`].
     pub fn push_used(&mut self, map: &GuestMap, head: u16, len: u32) {
-        let in_flight = self.in_flight.get_mut(usize::from(head));
-        debug_assert!(in_flight.as_deref() == Some(&true), "head {head} is returned twice");
-        if let Some(in_flight) = in_flight {
-            *in_flight = false;
-        }
+        let was_out = self.mark(head, false);
+        debug_assert!(was_out, "head {head} is returned twice");
         self.log_chain(map, head);
         let element = u64::from(head) | u64::from(len) << 32;
         let offset = 4 + 8 * self.slot(self.next_used);

@@ -102,6 +102,16 @@ impl IoStats {
         add(&counters.latencies[bucket(ns)], 1);
     }
 
+    /// A request has ended well that had no I/O of its own: it went with that of another.
+    #[inline]
+    pub fn record_merged(&self, kind: IoKind, bytes: u64, ns: u64) {
+        let counters = &self.kinds[kind as usize];
+        add(&counters.nr_merged, 1);
+        add(&counters.bytes, bytes);
+        add(&counters.ns, ns);
+        add(&counters.latencies[bucket(ns)], 1);
+    }
+
     /// One has ended with an error.
     pub fn record_error(&self, kind: IoKind) {
         add(&self.kinds[kind as usize].nr_errors, 1);
@@ -273,6 +283,13 @@ mod tests {
         assert_eq!((writes.nr, writes.nr_merged, writes.bytes), (101, 300, 1_642_496));
         assert_eq!((writes.quantile_ns(0.5), writes.quantile_ns(0.99)), (Some(2_560), Some(2_560)));
         assert_eq!(writes.quantile_ns(1.0), Some(1 << 20));
+        // Of a queue, each request has a latency of its own.
+        let queue = IoStats::default();
+        queue.record(IoKind::Read, 1, 4_096, 2_000);
+        queue.record_merged(IoKind::Read, 512, 3_000);
+        let reads = queue.read().of(IoKind::Read).clone();
+        assert_eq!((reads.nr, reads.nr_merged, reads.bytes, reads.ns), (1, 1, 4_608, 5_000));
+        assert_eq!(reads.latencies.iter().sum::<u64>(), 2);
         assert_eq!((totals.of(IoKind::Read).nr_errors, totals.of(IoKind::Read).quantile_ns(0.5)), (1, None));
         let mut sum = IoTotals::default();
         sum += &totals;

@@ -110,6 +110,15 @@ impl PathArgs {
         Self { queue_mask, ..Self::default() }
     }
 
+    /// These arguments under another selector, or in another group: what the selector has a use for stays, what it needs
+    /// beside that is as [`Self::for_path`] gives it.
+    #[must_use]
+    pub fn carried_to(&self, kind: Kind, path: usize, nr_paths: usize) -> Self {
+        let own = Self::for_path(kind, path, nr_paths);
+        let queue_mask = own.queue_mask.map(|own| self.queue_mask.clone().unwrap_or(own));
+        Self { queue_mask, ..self.clone() }
+    }
+
     /// The words of a dm TABLE line, [`Kind::nr_table_words`] of them, such as `1 4`.
     #[must_use]
     pub fn table(&self, kind: Kind) -> String {
@@ -239,6 +248,25 @@ mod tests {
             assert_eq!(args.table(kind).split(' ').count(), kind.nr_table_words());
         }
         assert_eq!(PathArgs::parse(ServiceTime, &["1000", "1"]).unwrap().repeat_count, 1000);
+    }
+
+    #[test]
+    fn arguments_go_along_where_they_have_a_meaning() {
+        let weight = PathArgs::parse(ServiceTime, &["1", "7"]).unwrap();
+        assert_eq!(weight.carried_to(ServiceTime, 1, 2).table(ServiceTime), "1 7");
+        // A selector without weights does not lose it for the way back.
+        let other = weight.carried_to(QueueLength, 1, 2);
+        assert_eq!(
+            (other.table(QueueLength), other.carried_to(ServiceTime, 0, 1).table(ServiceTime)),
+            ("1".into(), "1 7".into())
+        );
+        let mask = PathArgs::parse(IoAffinity, &["c"]).unwrap();
+        assert_eq!(mask.carried_to(IoAffinity, 0, 1).table(IoAffinity), "c");
+        assert_eq!(mask.carried_to(RoundRobin, 0, 1), PathArgs::default());
+        assert_eq!(
+            weight.carried_to(IoAffinity, 1, 2).queue_mask,
+            PathArgs::for_path(IoAffinity, 1, 2).queue_mask
+        );
     }
 
     #[test]

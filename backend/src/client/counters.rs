@@ -7,14 +7,10 @@ use super::{Failure, Target};
 
 const KINDS: [&str; 4] = ["read", "write", "flush", "discard"];
 
-pub(super) fn run(target: &Target, reset: bool, json: bool) -> Result<(), Failure> {
+pub(super) fn run(target: &Target, reset: bool) -> Result<(), Failure> {
     let command = if reset { "reset_counters" } else { "counters" };
-    let answer = target.connect()?.ask(json!({ "command": command }))?;
-    match (reset, json) {
-        (true, _) => Ok(()),
-        (false, true) => format::print(&format!("{answer}\n")),
-        (false, false) => format::print(&text(&answer, Colours::of_stdout())),
-    }
+    let words = |answer: &Value| if reset { String::new() } else { text(answer, Colours::of_stdout()) };
+    target.ask(json!({ "command": command }), words)
 }
 
 fn text(counters: &Value, colours: Colours) -> String {

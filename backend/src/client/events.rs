@@ -4,16 +4,16 @@ use serde_json::{Value, json};
 
 use super::{Failure, Target, format};
 
-pub(super) fn run(target: &Target, follow: bool, last: usize, json: bool) -> Result<(), Failure> {
+pub(super) fn run(target: &Target, follow: bool, last: usize) -> Result<(), Failure> {
     let mut connection = target.connect()?;
     let answer = connection.ask(json!({ "command": "events", "last": last, "follow": follow }))?;
     for event in answer["events"].as_array().into_iter().flatten() {
-        print(event, json)?;
+        print(event, target.json)?;
     }
     if follow {
         connection.wait_for_ever()?;
         loop {
-            print(&connection.next()?, json)?;
+            print(&connection.next()?, target.json)?;
         }
     }
     Ok(())

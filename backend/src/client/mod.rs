@@ -1,6 +1,7 @@
-//! The command line for people: what can be asked of disks that are served, by their control sockets.
+//! The command line for people: asks disks that are served, by their control sockets, and prints what they answer.
 
 mod check;
+mod commands;
 mod connection;
 mod counters;
 mod documents;
@@ -10,254 +11,13 @@ mod format;
 mod show;
 mod top;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use polypath_paths::text::NoPathRetry;
 use serde_json::{Value, json};
 
-use crate::cli::{self, Level};
+pub use commands::{Command, PathCommand, Target};
 use connection::Connection;
-
-/// Commands beside serving.
-///
-/// Exit codes: 0 done, 1 refused, 2 wrong usage, 3 no polypath there, 4 no answer in time.
-#[derive(Debug, Subcommand)]
-#[expect(missing_docs, reason = "text on a flattened field would become a part of the help")]
-pub enum Command {
-    /// Show disks, their paths, and what is wrong with them.
-    Show {
-        #[command(flatten)]
-        target: Target,
-        /// Print what the program answered, a JSON object per disk.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Take a path out until it is reinstated.
-    FailPath {
-        /// Its name in the table.
-        path: String,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Use a path again as soon as a probe proves it well.
-    ReinstatePath {
-        /// Its name in the table.
-        path: String,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Add, remove, change a path.
-    #[command(subcommand)]
-    Path(PathCommand),
-    /// Enable all groups and use this one.
-    SwitchGroup {
-        /// From 1.
-        group: usize,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Use a group only if no other has a path.
-    DisableGroup {
-        /// From 1.
-        group: usize,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Use a group as its priority says.
-    EnableGroup {
-        /// From 1.
-        group: usize,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Choose paths of a group in another way.
-    Selector {
-        /// From 1.
-        group: usize,
-        /// Name of the selector.
-        selector: String,
-        /// Its arguments.
-        args: Vec<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Ask the paths for their size and give it to the disk; the guest is told at once.
-    Resize {
-        /// Take a smaller size over too: what lies beyond it is out of the guest's reach.
-        #[arg(long)]
-        shrink: bool,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// What is done with requests while no path is usable.
-    NoPathRetry {
-        /// fail, queue, or a number of seconds.
-        #[arg(value_parser = cli::parse_no_path_retry)]
-        value: NoPathRetry,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// A message in dm-multipath's words, such as "fail_path /dev/sda".
-    Message {
-        /// All its words.
-        #[arg(required = true)]
-        message: Vec<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Show what has happened.
-    Events {
-        /// Go on with what happens from now on.
-        #[arg(short, long)]
-        follow: bool,
-        /// How many of the past.
-        #[arg(short = 'n', long, default_value_t = 20)]
-        last: usize,
-        #[command(flatten)]
-        target: Target,
-        /// A JSON object per event.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Change what is logged.
-    LogLevel {
-        /// The least important messages.
-        level: Level,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Print what was done since the start or the last reset: I/Os, merges, latencies, by path and queue.
-    Counters {
-        /// Count from here on.
-        #[arg(long)]
-        reset: bool,
-        /// Print it as JSON, with histograms.
-        #[arg(long)]
-        json: bool,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Print the running table as a configuration file.
-    Dump {
-        /// As dm's table line.
-        #[arg(long)]
-        dm: bool,
-        /// As dm's status line.
-        #[arg(long, conflicts_with = "dm")]
-        dm_status: bool,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Read the configuration file again and bring its changes in.
-    Reload {
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Finish the requests in flight and end.
-    Shutdown {
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Look at everything that a start with a configuration file needs, and change nothing.
-    Check {
-        /// The file.
-        file: PathBuf,
-        /// A JSON object per finding.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Watch a disk at work; keys take paths out and put them back.
-    Top {
-        #[command(flatten)]
-        target: Target,
-        /// Look so often, in ms.
-        #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
-        interval: u64,
-    },
-    /// Print completions for a shell.
-    Completions {
-        /// Which.
-        shell: clap_complete::Shell,
-    },
-    /// Write the manual pages.
-    Man {
-        /// Where to.
-        dir: PathBuf,
-    },
-}
-
-/// What can be done to a path of the table.
-#[derive(Debug, Subcommand)]
-#[expect(missing_docs, reason = "as above")]
-pub enum PathCommand {
-    /// Open a path, prove that it leads to the same disk, use it.
-    Add {
-        /// File or block device.
-        path: PathBuf,
-        /// Group, from 1; the number after the last makes a new one [default: the one in use]
-        #[arg(long)]
-        group: Option<usize>,
-        /// Arguments for the group's selector.
-        args: Vec<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Take a path out of the table; done when its last request has come back.
-    Remove {
-        /// Its name in the table.
-        path: String,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Change the weight of a path (selector service-time).
-    Weight {
-        /// Its name in the table.
-        path: String,
-        /// 0 to 100; 0 is used only if no other path is there.
-        weight: u8,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Change the arguments of a path for its selector.
-    Args {
-        /// Its name in the table.
-        path: String,
-        /// As in a dm table line.
-        #[arg(required = true)]
-        args: Vec<String>,
-        #[command(flatten)]
-        target: Target,
-    },
-    /// Move a path to another group.
-    Move {
-        /// Its name in the table.
-        path: String,
-        /// From 1.
-        group: usize,
-        #[command(flatten)]
-        target: Target,
-    },
-}
-
-/// Which disk, and how long to wait for it.
-#[derive(Debug, Clone, Args)]
-pub struct Target {
-    /// The disk with this control socket.
-    #[arg(short, long, value_name = "SOCKET", conflicts_with = "disk")]
-    control: Option<PathBuf>,
-    /// The disk with the control socket NAME.control under /run/polypath.
-    #[arg(short, long, value_name = "NAME")]
-    disk: Option<String>,
-    /// Where control sockets are looked for.
-    #[arg(long, value_name = "DIR", default_value = "/run/polypath", hide = true)]
-    run_dir: PathBuf,
-    /// Wait so many seconds for the answer.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
-}
 
 impl Target {
     fn timeout(&self) -> Duration {
@@ -268,6 +28,17 @@ impl Target {
     fn connect(&self) -> Result<Connection, Failure> {
         let socket = find::one(self)?;
         Connection::open(&socket, self.timeout())
+    }
+
+    /// Asks it, and prints the answer: as it is for programs, as `text` for people.
+    fn ask(&self, question: Value, text: impl Fn(&Value) -> String) -> Result<(), Failure> {
+        let answer = self.connect()?.ask(question)?;
+        format::print(&if self.json { format!("{answer}\n") } else { text(&answer) })
+    }
+
+    /// Asks it for something that is done without a word.
+    fn tell(&self, question: Value) -> Result<(), Failure> {
+        self.ask(question, |_| String::new())
     }
 }
 
@@ -290,6 +61,19 @@ impl Failure {
             Self::TimedOut(_) => 4,
         })
     }
+
+    /// A line on stderr, for programs or for people.
+    fn say(&self, json: bool) {
+        let code = match self {
+            Self::Refused(_) => "refused",
+            Self::NotThere(_) => "not_there",
+            Self::TimedOut(_) => "timed_out",
+        };
+        match json {
+            true => eprintln!("{}", json!({ "error": { "code": code, "message": self.to_string() } })),
+            false => eprintln!("polypath: {self}"),
+        }
+    }
 }
 
 impl From<std::io::Error> for Failure {
@@ -300,56 +84,55 @@ impl From<std::io::Error> for Failure {
 
 /// Does it, and gives the exit code.
 pub fn run(command: Command) -> ExitCode {
+    let json = command.is_json();
     match try_run(command) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads the output has seen enough (`polypath show | head -1`).
         Err(Failure::Refused(why)) if why.contains("Broken pipe") => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("polypath: {failure}");
+            failure.say(json);
             failure.code()
         }
     }
 }
 
 fn try_run(command: Command) -> Result<(), Failure> {
-    let told = |target: &Target, question: Value| target.connect()?.ask(question).map(drop);
     match command {
-        Command::Show { target, json } => show::run(&target, json),
-        Command::FailPath { path, target } => told(&target, json!({ "command": "fail_path", "path": path })),
+        Command::Show { target } => show::run(&target),
+        Command::FailPath { path, target } => target.tell(json!({ "command": "fail_path", "path": path })),
         Command::ReinstatePath { path, target } => {
-            told(&target, json!({ "command": "reinstate_path", "path": path }))
+            target.tell(json!({ "command": "reinstate_path", "path": path }))
         }
         Command::Path(command) => path(command),
         Command::SwitchGroup { group, target } => {
-            told(&target, json!({ "command": "switch_group", "group": group }))
+            target.tell(json!({ "command": "switch_group", "group": group }))
         }
         Command::DisableGroup { group, target } => {
-            told(&target, json!({ "command": "disable_group", "group": group }))
+            target.tell(json!({ "command": "disable_group", "group": group }))
         }
         Command::EnableGroup { group, target } => {
-            told(&target, json!({ "command": "enable_group", "group": group }))
+            target.tell(json!({ "command": "enable_group", "group": group }))
         }
-        Command::Selector { group, selector, args, target } => told(
-            &target,
-            json!({ "command": "set_selector", "group": group, "selector": selector, "args": args }),
-        ),
+        Command::Selector { group, selector, args, target } => target
+            .tell(json!({ "command": "set_selector", "group": group, "selector": selector, "args": args })),
         Command::Resize { shrink, target } => {
-            let answer = target.connect()?.ask(json!({ "command": "resize", "shrink": shrink }))?;
-            let size_bytes = answer["size_bytes"].as_u64().unwrap_or(0);
-            format::print(&format!("the disk has {size_bytes} bytes ({})\n", format::bytes(size_bytes)))
+            target.ask(json!({ "command": "resize", "shrink": shrink }), |answer| {
+                let size_bytes = answer["size_bytes"].as_u64().unwrap_or(0);
+                format!("the disk has {size_bytes} bytes ({})\n", format::bytes(size_bytes))
+            })
         }
         Command::NoPathRetry { value, target } => {
-            told(&target, json!({ "command": "set_no_path_retry", "value": value.to_string() }))
+            target.tell(json!({ "command": "set_no_path_retry", "value": value.to_string() }))
         }
         Command::Message { message, target } => {
-            told(&target, json!({ "command": "message", "message": message.join(" ") }))
+            target.tell(json!({ "command": "message", "message": message.join(" ") }))
         }
-        Command::Events { follow, last, target, json } => events::run(&target, follow, last, json),
+        Command::Events { follow, last, target } => events::run(&target, follow, last),
         Command::LogLevel { level, target } => {
             let level = level.filter().to_string().to_lowercase();
-            told(&target, json!({ "command": "set_log_level", "level": level }))
+            target.tell(json!({ "command": "set_log_level", "level": level }))
         }
-        Command::Counters { reset, json, target } => counters::run(&target, reset, json),
+        Command::Counters { reset, target } => counters::run(&target, reset),
         Command::Dump { dm, dm_status, target } => {
             let format = if dm {
                 "dm"
@@ -358,14 +141,12 @@ fn try_run(command: Command) -> Result<(), Failure> {
             } else {
                 "toml"
             };
-            let answer = target.connect()?.ask(json!({ "command": "dump", "format": format }))?;
-            format::print(&format!("{}\n", answer["text"].as_str().unwrap_or_default()))
+            target.ask(json!({ "command": "dump", "format": format }), |answer| {
+                format!("{}\n", answer["text"].as_str().unwrap_or_default())
+            })
         }
-        Command::Reload { target } => {
-            let answer = target.connect()?.ask(json!({ "command": "reload" }))?;
-            format::print(&reloaded(&answer))
-        }
-        Command::Shutdown { target } => told(&target, json!({ "command": "shutdown" })),
+        Command::Reload { target } => target.ask(json!({ "command": "reload" }), reloaded),
+        Command::Shutdown { target } => target.tell(json!({ "command": "shutdown" })),
         Command::Check { file, json } => check::run(&file, json),
         Command::Top { target, interval } => top::run(&target, Duration::from_millis(interval)),
         Command::Completions { shell } => documents::completions(shell),
@@ -376,25 +157,22 @@ fn try_run(command: Command) -> Result<(), Failure> {
 fn path(command: PathCommand) -> Result<(), Failure> {
     match command {
         PathCommand::Add { path, group, args, target } => {
-            let question = json!({ "command": "add_path", "path": path, "group": group, "args": args });
-            target.connect()?.ask(question).map(drop)
+            target.tell(json!({ "command": "add_path", "path": path, "group": group, "args": args }))
         }
         PathCommand::Remove { path, target } => {
-            let answer = target.connect()?.ask(json!({ "command": "remove_path", "path": path }))?;
-            let ms = answer["drained_ms"].as_u64().unwrap_or(0);
-            format::print(&format!("{path}: its last request came back and it was closed after {ms} ms\n"))
+            target.ask(json!({ "command": "remove_path", "path": path }), |answer| {
+                let ms = answer["drained_ms"].as_u64().unwrap_or(0);
+                format!("{path}: its last request came back and it was closed after {ms} ms\n")
+            })
         }
         PathCommand::Weight { path, weight, target } => {
-            let question = json!({ "command": "set_path_weight", "path": path, "weight": weight });
-            target.connect()?.ask(question).map(drop)
+            target.tell(json!({ "command": "set_path_weight", "path": path, "weight": weight }))
         }
         PathCommand::Args { path, args, target } => {
-            let question = json!({ "command": "set_path_args", "path": path, "args": args });
-            target.connect()?.ask(question).map(drop)
+            target.tell(json!({ "command": "set_path_args", "path": path, "args": args }))
         }
         PathCommand::Move { path, group, target } => {
-            let question = json!({ "command": "move_path", "path": path, "group": group });
-            target.connect()?.ask(question).map(drop)
+            target.tell(json!({ "command": "move_path", "path": path, "group": group }))
         }
     }
 }

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::format::{self, Colours, Paint, Table, bytes, duration};
 use super::{Failure, Target, find};
 
-pub(super) fn run(target: &Target, json: bool) -> Result<(), Failure> {
+pub(super) fn run(target: &Target) -> Result<(), Failure> {
     let sockets = find::all(target)?;
     let is_one = sockets.len() == 1;
     let mut failure = None;
@@ -16,7 +16,7 @@ pub(super) fn run(target: &Target, json: bool) -> Result<(), Failure> {
         let shown = Connection::open(socket, target.timeout())
             .and_then(|mut connection| connection.ask(json!({ "command": "show" })));
         match shown {
-            Ok(mut disk) if json => {
+            Ok(mut disk) if target.json => {
                 disk["control"] = json!(socket);
                 format::print(&format!("{disk}\n"))?;
             }
@@ -31,7 +31,7 @@ pub(super) fn run(target: &Target, json: bool) -> Result<(), Failure> {
             Err(error) if is_one => return Err(error),
             // The others are shown all the same.
             Err(error) => {
-                eprintln!("polypath: {error}");
+                error.say(target.json);
                 failure = Some(error);
             }
         }
@@ -187,13 +187,20 @@ fn why(path: &Value) -> String {
     }
     let mut error = word(path, "/reason").to_owned();
     let last = word(path, "/last_error");
-    if !last.is_empty() && last != error {
+    if !last.is_empty() && last != error && !is_errno(&error, last) {
         error = format!("{error}; now: {last}");
     }
     match path.pointer("/quarantine_left_ms").and_then(Value::as_u64) {
         Some(ms) => format!("{error}; fails too often, held back for {}", duration(ms)),
         None => error,
     }
+}
+
+/// Whether an error in words is the one of this name (`EIO`).
+fn is_errno(name: &str, words: &str) -> bool {
+    let number =
+        words.rsplit_once("(os error ").and_then(|(_, rest)| rest.trim_end_matches(')').parse().ok());
+    number.is_some_and(|number| format!("{:?}", nix::errno::Errno::from_raw(number)) == name)
 }
 
 /// What an operator can do about it, in the words that he has to type.
@@ -255,4 +262,17 @@ fn number(value: &Value, pointer: &str) -> u64 {
 
 fn list<'a>(value: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
     value.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_not_said_twice() {
+        let path = |reason: &str, last: &str| why(&json!({ "reason": reason, "last_error": last }));
+        assert_eq!(path("EIO", "Input/output error (os error 5)"), "EIO");
+        assert_eq!(path("EIO", "No such device (os error 19)"), "EIO; now: No such device (os error 19)");
+        assert_eq!(path("no answer", "no answer"), "no answer");
+    }
 }

@@ -15,7 +15,7 @@ use state::{Act, State};
 
 /// Watches the disk that is meant, until a key ends it.
 pub(super) fn run(target: &Target, interval: Duration) -> Result<(), Failure> {
-    if !std::io::stdout().is_terminal() {
+    if target.json || !std::io::stdout().is_terminal() {
         return Err(Failure::Refused(
             "top needs a terminal; for programs there is `polypath show --json`".to_owned(),
         ));

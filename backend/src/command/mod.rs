@@ -195,6 +195,8 @@ impl Code {
 #[derive(Debug)]
 pub(crate) enum Done {
     Value(Value),
+    /// The same as JSON text.
+    Text(String),
     /// The answer comes later, under the token that was given.
     Later,
     /// Done, and events follow.
@@ -233,6 +235,12 @@ impl Request {
 /// The answer to a command that was done.
 pub(crate) fn answer(id: Option<&Value>, result: Value) -> String {
     frame(id, "ok", json!(true), "result", result)
+}
+
+/// The same, of a result that is text already.
+pub(crate) fn text_answer(id: Option<&Value>, result: &str) -> String {
+    let id = id.map(|id| format!("\"id\":{id},")).unwrap_or_default();
+    format!("{{{id}\"ok\":true,\"result\":{result},\"version\":{VERSION}}}")
 }
 
 /// The answer to a command that was not done.
@@ -309,6 +317,13 @@ mod tests {
         let line = answer(request.id.as_ref(), json!({ "a": 1 }));
         let value: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value, json!({ "version": 1, "id": [7, "x"], "ok": true, "result": { "a": 1 } }));
+        for id in [None, Some(json!([7, "x"]))] {
+            let of_text: Value = serde_json::from_str(&text_answer(id.as_ref(), "{\"a\":1}")).unwrap();
+            assert_eq!(
+                of_text,
+                serde_json::from_str::<Value>(&answer(id.as_ref(), json!({ "a": 1 }))).unwrap()
+            );
+        }
         let line = late_answer(None, Outcome::TimedOut("slow".into()));
         let value: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["error"], json!({ "code": "timed_out", "message": "slow" }));

@@ -14,7 +14,7 @@ pub(crate) fn run(command: Command, context: &mut Context<'_>, token: u64) -> an
     let monitor = &mut *context.monitor;
     match command {
         Command::Hello {} => return Ok(Done::Value(hello())),
-        Command::Show {} => return Ok(Done::Value(show::show(context))),
+        Command::Show {} => return Ok(Done::Text(show::show(context)?)),
         Command::Message { message } => words::message(&message, monitor, now_ns)?,
         Command::FailPath { path } => monitor.fail_path(Path::new(&path), now_ns)?,
         Command::ReinstatePath { path } => monitor.reinstate_path(Path::new(&path), now_ns)?,
@@ -63,7 +63,7 @@ pub(crate) fn run(command: Command, context: &mut Context<'_>, token: u64) -> an
             let value = json!({ "events": events });
             return Ok(if follow { Done::Follow(value) } else { Done::Value(value) });
         }
-        Command::Counters {} => return Ok(Done::Value(context.running.counters(monitor))),
+        Command::Counters {} => return Ok(Done::Text(context.running.counters(monitor)?)),
         Command::ResetCounters {} => context.running.reset_counters(monitor),
         Command::Reload {} => {
             context.running.reload(context.monitor, Some(token), now_ns).context("nothing was changed")?;

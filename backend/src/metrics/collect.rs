@@ -132,7 +132,7 @@ fn paths(table: &Table, out: &mut Out<'_, '_>) -> fmt::Result {
 pub(super) struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl Out<'_, '_> {
-    fn gauges<'l, V: EncodeGaugeValue>(
+    pub(super) fn gauges<'l, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,

@@ -1,4 +1,4 @@
-//! As much HTTP as a scrape needs: a thread per connection, one question on each, and nobody is waited for without end.
+//! As much HTTP as a scrape needs: one question on each connection, and nobody is waited for without end.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 /// A client that takes or gives nothing for so long is dropped.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections at a time; more are closed.
-const CONNECTIONS_MAX: usize = 32;
+/// Most connections at a time; more wait.
+const THREADS_MAX: usize = 32;
+
+/// Threads that are kept for connections to come.
+const WAITING_MAX: usize = 2;
 
 /// Longest head of a question.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -81,35 +84,65 @@ impl Answer {
     }
 }
 
-/// Answers what comes, from a thread of its own on.
+/// Answers what comes, on threads of its own: one that has a connection to serve lets another wait for the next, and they
+/// are kept, since making a thread costs several times what a scrape does.
 pub(super) fn serve(
-    accept: impl Fn() -> io::Result<Stream> + Send + 'static,
+    accept: impl Fn() -> io::Result<Stream> + Send + Sync + 'static,
     answer: Arc<impl Fn(&str) -> Answer + Send + Sync + 'static>,
 ) -> io::Result<()> {
-    let nr_connections = Arc::new(AtomicUsize::new(0));
-    let run = move || {
+    let answer = move |path: &str| answer(path);
+    begin(Arc::new(Server {
+        accept,
+        answer,
+        nr_waiting: AtomicUsize::new(0),
+        nr_threads: AtomicUsize::new(0),
+    }))
+}
+
+/// What the threads share.
+struct Server<A, B> {
+    accept: A,
+    answer: B,
+    /// Threads that wait for a connection.
+    nr_waiting: AtomicUsize,
+    nr_threads: AtomicUsize,
+}
+
+fn begin<A, B>(server: Arc<Server<A, B>>) -> io::Result<()>
+where
+    A: Fn() -> io::Result<Stream> + Send + Sync + 'static,
+    B: Fn(&str) -> Answer + Send + Sync + 'static,
+{
+    server.nr_threads.fetch_add(1, Ordering::Relaxed);
+    server.nr_waiting.fetch_add(1, Ordering::Relaxed);
+    let shared = Arc::clone(&server);
+    let begun = std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
         loop {
-            let Ok(stream) = accept() else {
-                std::thread::sleep(ACCEPT_PAUSE);
-                continue;
-            };
-            if nr_connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-                nr_connections.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (answer, nr) = (Arc::clone(&answer), Arc::clone(&nr_connections));
-            let spawned =
-                std::thread::Builder::new().name("scrape".into()).stack_size(256 << 10).spawn(move || {
+            let accepted = (server.accept)();
+            let is_last = server.nr_waiting.fetch_sub(1, Ordering::Relaxed) == 1;
+            match accepted {
+                Ok(stream) => {
+                    // If no more can be had, those who come wait for the end of this one.
+                    if is_last && server.nr_threads.load(Ordering::Relaxed) < THREADS_MAX {
+                        let _ = begin(Arc::clone(&server));
+                    }
                     // A client that has gone has no use for its answer.
-                    let _ = talk(stream, &*answer);
-                    nr.fetch_sub(1, Ordering::Relaxed);
-                });
-            if spawned.is_err() {
-                nr_connections.fetch_sub(1, Ordering::Relaxed);
+                    let _ = talk(stream, &server.answer);
+                }
+                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            }
+            if server.nr_waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+                server.nr_waiting.fetch_sub(1, Ordering::Relaxed);
+                server.nr_threads.fetch_sub(1, Ordering::Relaxed);
+                return;
             }
         }
-    };
-    std::thread::Builder::new().name("metrics".into()).spawn(run).map(drop)
+    });
+    if begun.is_err() {
+        shared.nr_waiting.fetch_sub(1, Ordering::Relaxed);
+        shared.nr_threads.fetch_sub(1, Ordering::Relaxed);
+    }
+    begun.map(drop)
 }
 
 fn talk(mut stream: Stream, answer: &impl Fn(&str) -> Answer) -> io::Result<()> {

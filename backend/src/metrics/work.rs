@@ -16,6 +16,10 @@ pub(super) fn encode(counters: &Counters, out: &mut Out<'_, '_>) -> fmt::Result 
         counters.queues.iter().map(|(nr, totals)| ("queue", nr.to_string(), &totals.io)).collect();
     of_all("path", "the path", &paths, out)?;
     of_all("queue", "the virtqueue", &queues, out)?;
+    let in_flight = counters.queues.iter().map(|(queue, totals)| {
+        (vec![("queue", queue.to_string())], i64::try_from(totals.nr_in_flight).unwrap_or(i64::MAX))
+    });
+    out.gauges("queue_in_flight_requests", "Requests of the virtqueue that are not answered yet", in_flight)?;
     let others = counters.queues.iter().flat_map(|(queue, totals)| {
         let labels = move |what: &str| vec![("queue", queue.to_string()), ("what", what.to_owned())];
         totals.others.iter().map(move |(what, nr)| (labels(what), *nr))

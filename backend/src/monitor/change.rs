@@ -346,7 +346,7 @@ impl Monitor {
         if changed { self.publish(groups) } else { bail!("the path is gone") }
     }
 
-    /// Gives a group another selector. The paths' arguments become the selector's own; a weight stays.
+    /// Gives a group another selector. Of the paths' arguments stays what the selector knows.
     pub fn set_selector(&mut self, number: usize, kind: Kind, words: &[&str]) -> anyhow::Result<()> {
         let index = self.group_index(number)?;
         let mut groups = self.disk.table().load().groups().to_vec();
@@ -355,15 +355,14 @@ impl Monitor {
         group.args = GroupArgs::parse(kind, words)?;
         group.selector = kind;
         for (at, (_, args)) in group.paths.iter_mut().enumerate() {
-            let relative_throughput = args.relative_throughput;
-            *args = PathArgs { relative_throughput, ..PathArgs::for_path(kind, at, nr_paths) };
+            *args = args.carried_to(kind, at, nr_paths);
         }
         self.publish(groups)?;
         self.setting_changed(&format!("selector of group {number}"), kind);
         Ok(())
     }
 
-    /// Puts a path into another group.
+    /// Puts a path into another group, with its arguments as far as that group's selector knows them.
     pub fn regroup_path(&mut self, name: &StdPath, number: usize) -> anyhow::Result<()> {
         let name = &*self.known(name)?;
         let index = self.group_index(number)?;
@@ -374,9 +373,9 @@ impl Monitor {
                 moved = Some(group.paths.remove(at));
             }
         }
-        let (path, _) = moved.context("the path is gone")?;
-        let group = &mut groups[index];
-        let args = PathArgs::for_path(group.selector, group.paths.len(), group.paths.len() + 1);
+        let (path, args) = moved.context("the path is gone")?;
+        let group = groups.get_mut(index).context("the group is gone")?;
+        let args = args.carried_to(group.selector, group.paths.len(), group.paths.len() + 1);
         group.paths.push((path, args));
         groups.retain(|group| !group.paths.is_empty());
         self.publish(groups)?;

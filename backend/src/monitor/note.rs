@@ -77,6 +77,59 @@ impl Monitor {
         self.setting_changed("failback", policy);
     }
 
+    /// Takes notice of paths that workers took out.
+    pub(super) fn note_failures(&mut self, table: &Table, now_ns: u64) {
+        for (index, path) in table.paths().iter().enumerate() {
+            let Some(watched) = self.watched.get_mut(path.name()) else { continue };
+            if !path.is_active() && watched.checker.is_active() {
+                let why = match path.last_errno() {
+                    Some(errno) => format!("{:?}", nix::errno::Errno::from_raw(errno)),
+                    None => "an I/O error".to_owned(),
+                };
+                let group = table.group_of(index);
+                watched.note_failed(path, group, &why, table.nr_active(), now_ns, &mut self.events);
+                watched.checker.failed(now_ns);
+                if let Some(until_ns) = watched.checker.quarantined_until_ns(now_ns) {
+                    let hold_s = (until_ns - now_ns) / 1_000_000_000;
+                    log::warn!("path quarantined: path={} seconds={hold_s}", path.name().display());
+                    let path = path.name().display().to_string();
+                    let nr_active = table.nr_active();
+                    self.events.note(What::PathQuarantined { path, seconds: hold_s, nr_active });
+                }
+                self.failback.path_failed();
+            }
+            if path.take_suspicion() {
+                watched.checker.suspected(now_ns);
+            }
+        }
+        if table.nr_active() != 0 {
+            table.map().note_path_exists();
+        }
+    }
+
+    /// Takes notice of another group in use, and of none.
+    pub(super) fn note_group(&mut self, table: &Table, now_ns: u64) {
+        let group = table.current_group();
+        if group != self.group_seen {
+            let number = |g: Option<usize>| g.map_or_else(|| "none".to_owned(), |g| (g + 1).to_string());
+            // That none is left, and that a path is back, have lines of their own.
+            let is_move = group.is_some() && self.group_seen.is_some();
+            let level = if is_move { log::Level::Warn } else { log::Level::Debug };
+            log::log!(level, "group switched: from={} to={}", number(self.group_seen), number(group));
+            let (from, to) = (self.group_seen.map(|g| g + 1), group.map(|g| g + 1));
+            let (reason, nr_active) = (why_switched(table, self.group_seen, group), table.nr_active());
+            self.events.note(What::GroupSwitched { from, to, reason, nr_active });
+            if group.is_none() {
+                // Whatever was held back is needed now.
+                self.watched.values_mut().for_each(|watched| watched.checker.suspected(now_ns));
+                log::error!("no path: requests are held, no_path_retry={}", self.disk.map().no_path_retry());
+                let no_path_retry = self.disk.map().no_path_retry().to_string();
+                self.events.note(What::NoPath { no_path_retry });
+            }
+            self.group_seen = group;
+        }
+    }
+
     /// Takes notice of requests that are held, and of the end of that. Gives the time of the next look: workers do not
     /// ring for it.
     pub(super) fn note_held(&mut self, now_ns: u64) -> u64 {
@@ -102,5 +155,20 @@ impl Monitor {
         } else {
             u64::MAX
         }
+    }
+}
+
+/// Why another group is in use, or none.
+fn why_switched(table: &Table, from: Option<usize>, to: Option<usize>) -> String {
+    let Some(from) = from else { return "a path is active again".to_owned() };
+    let number = from + 1;
+    match table.groups().get(from) {
+        _ if to.is_none() => "no path is active".to_owned(),
+        None => format!("the table has no group {number} any more"),
+        Some(group) if !group.paths.iter().any(|(path, _)| path.is_active()) => {
+            format!("group {number} has no active path")
+        }
+        Some(group) if group.bypassed => format!("group {number} is disabled"),
+        Some(_) => "by the failback policy, or by a command".to_owned(),
     }
 }

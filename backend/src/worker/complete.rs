@@ -126,9 +126,9 @@ impl<E: Engine> Worker<E> {
         if let Some(id) = transfer.trouble.take() {
             self.map_state().end_trouble(id);
         }
-        self.end(&mut transfer, status);
+        self.end(&mut transfer, status, false);
         while let Some(mut member) = transfer.take_member() {
-            self.end(&mut member, status);
+            self.end(&mut member, status, true);
             self.pool.push(member);
         }
         if let Some(room) = transfer.take_room() {
@@ -137,15 +137,18 @@ impl<E: Engine> Worker<E> {
         self.pool.push(transfer);
     }
 
-    /// Ends one request, merged or not, and counts it.
-    pub(super) fn end(&mut self, transfer: &mut Transfer, status: Status) {
+    /// Ends one request, and counts it: with an I/O of its own, or as one that went with another.
+    fn end(&mut self, transfer: &mut Transfer, status: Status, is_merged: bool) {
         let kind = kind_of(transfer.operation());
         let begun_ns = transfer.begun_ns;
         if let Some((request, nr_bytes, status)) = transfer.end(status) {
             match status {
                 Status::Ok => {
                     let ns = self.now_ns.saturating_sub(begun_ns);
-                    self.stats().io.record(kind, 1, request.data_len, ns);
+                    match is_merged {
+                        false => self.stats().io.record(kind, 1, request.data_len, ns),
+                        true => self.stats().io.record_merged(kind, request.data_len, ns),
+                    }
                 }
                 _ => self.stats().io.record_error(kind),
             }

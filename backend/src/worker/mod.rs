@@ -360,6 +360,7 @@ impl<E: Engine> Worker<E> {
             self.show_held();
         }
         self.show();
+        self.stats().nr_in_flight.set(self.vring.nr_in_flight().into());
         if self.call_owed {
             self.call_owed = false;
             self.call();

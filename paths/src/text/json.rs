@@ -1,10 +1,62 @@
 //! What is running, as JSON.
 
 use polypath_selector::PathInfo;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::spec::{NoPathRetry, QueueMode, path_words};
-use super::status::{GroupStatus, Held, PathStatus, TableStatus};
+use super::status::{GroupStatus, PathStatus, TableStatus};
+
+/// A group in its JSON form.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)] // TableStatus::json says it
+pub struct GroupView<'a, P = PathView<'a>> {
+    pub group: usize,
+    pub state: &'static str,
+    pub selector: &'a str,
+    pub selector_args: Vec<String>,
+    pub nr_active: usize,
+    pub paths: Vec<P>,
+}
+
+/// A path in its JSON form.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)] // TableStatus::json says it
+pub struct PathView<'a> {
+    // First, so that what follows wins where a map is made of it.
+    #[serde(flatten)]
+    pub extra: &'a Map<String, Value>,
+    pub device: &'a str,
+    pub state: &'static str,
+    pub fail_count: u32,
+    pub args: Vec<String>,
+    pub in_flight: u64,
+    pub in_flight_bytes: u64,
+    pub last_error: Option<&'a str>,
+    pub selector_info: SelectorInfo,
+}
+
+/// What a selector shows of a path.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+#[allow(missing_docs)] // each selector's own words
+pub enum SelectorInfo {
+    RoundRobin {},
+    QueueLength { in_flight: u32 },
+    ServiceTime { in_flight_bytes: u64, relative_throughput: u8 },
+    HistoricalServiceTime { average_ns: u64, in_flight: u32, stale_after_ns: u64 },
+    IoAffinity { misses: u64 },
+    LearnedServiceTime { in_flight: u32, read_ns: u64, write_ns: u64, penalty: u32 },
+}
+
+impl Serialize for NoPathRetry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Seconds(seconds) => seconds.serialize(serializer),
+            Self::Fail | Self::Queue => serializer.collect_str(self),
+        }
+    }
+}
 
 impl TableStatus {
     /// The JSON form, for programs. Names with units; numbers of groups from 1; what does not apply is null.
@@ -32,15 +84,10 @@ impl TableStatus {
     /// `"fail"`, `"queue"` or seconds.
     #[must_use]
     pub fn json(&self) -> Value {
-        let groups: Vec<_> =
-            (1..).zip(&self.groups).map(|(number, group)| self.group(number, group)).collect();
         let value = json!({
             "length_sectors": self.length_sectors,
             "queue_if_no_path": self.queue_if_no_path,
-            "no_path_retry": match self.no_path_retry {
-                NoPathRetry::Seconds(seconds) => json!(seconds),
-                word @ (NoPathRetry::Fail | NoPathRetry::Queue) => json!(word.to_string()),
-            },
+            "no_path_retry": self.no_path_retry,
             "retain_attached_hw_handler": self.features.retain_attached_hw_handler,
             "pg_init_retries": self.features.pg_init_retries,
             "pg_init_delay_msecs": self.features.pg_init_delay_msecs,
@@ -48,62 +95,68 @@ impl TableStatus {
             "hw_handler": self.hw_handler,
             "current_group": self.current_group,
             "next_group": self.next_group,
-            "held": held(&self.held),
-            "groups": groups,
+            "held": self.held,
+            "groups": self.group_views().collect::<Vec<_>>(),
         });
         with_extra(&self.extra, value)
     }
 
-    fn group(&self, number: usize, group: &GroupStatus) -> Value {
-        let args = group.args.table(group.selector);
-        let paths: Vec<_> = group.paths.iter().map(|path| self::path(group, path)).collect();
-        json!({
-            "group": number,
-            "state": self.group_state(number).name(),
-            "selector": group.selector.name(),
-            "selector_args": args.split(' ').skip(1).collect::<Vec<_>>(),
-            "nr_active": group.paths.iter().filter(|path| path.active).count(),
-            "paths": paths,
+    /// The groups in their JSON form, for who writes a larger one.
+    pub fn group_views(&self) -> impl Iterator<Item = GroupView<'_>> {
+        self.group_views_of(path)
+    }
+
+    /// The same with another form of their paths.
+    pub fn group_views_of<'a, P>(
+        &'a self,
+        view: impl Fn(&'a GroupStatus, &'a PathStatus) -> P,
+    ) -> impl Iterator<Item = GroupView<'a, P>> {
+        (1..).zip(&self.groups).map(move |(number, group)| GroupView {
+            group: number,
+            state: self.group_state(number).name(),
+            selector: group.selector.name(),
+            selector_args: group.args.table(group.selector).split(' ').skip(1).map(str::to_owned).collect(),
+            nr_active: group.paths.iter().filter(|path| path.active).count(),
+            paths: group.paths.iter().map(|path| view(group, path)).collect(),
         })
     }
 }
 
-fn path(group: &GroupStatus, path: &PathStatus) -> Value {
-    let value = json!({
-        "device": path.device,
-        "state": if path.active { "active" } else { "failed" },
-        "fail_count": path.fail_count,
-        "args": path_words(group.selector, &path.args),
-        "in_flight": path.in_flight,
-        "in_flight_bytes": path.in_flight_bytes,
-        "last_error": path.last_error,
-        "selector_info": selector_info(&path.info),
-    });
-    with_extra(&path.extra, value)
+impl PathStatus {
+    /// The JSON form of a path of this group.
+    #[must_use]
+    pub fn view(&self, group: &GroupStatus) -> PathView<'_> {
+        PathView {
+            device: &self.device,
+            state: if self.active { "active" } else { "failed" },
+            fail_count: self.fail_count,
+            args: path_words(group.selector, &self.args),
+            in_flight: self.in_flight,
+            in_flight_bytes: self.in_flight_bytes,
+            last_error: self.last_error.as_deref(),
+            selector_info: selector_info(&self.info),
+            extra: &self.extra,
+        }
+    }
 }
 
-fn held(held: &Held) -> Value {
-    json!({
-        "nr_requests": held.nr_requests,
-        "bytes": held.bytes,
-        "oldest_age_ms": held.oldest_age_ms,
-        "time_left_ms": held.time_left_ms,
-    })
+fn path<'a>(group: &'a GroupStatus, path: &'a PathStatus) -> PathView<'a> {
+    path.view(group)
 }
 
-fn selector_info(info: &PathInfo) -> Value {
-    match info {
-        PathInfo::RoundRobin => json!({}),
-        PathInfo::QueueLength { in_flight } => json!({ "in_flight": in_flight }),
+fn selector_info(info: &PathInfo) -> SelectorInfo {
+    match *info {
+        PathInfo::RoundRobin => SelectorInfo::RoundRobin {},
+        PathInfo::QueueLength { in_flight } => SelectorInfo::QueueLength { in_flight },
         PathInfo::ServiceTime { in_flight_bytes, relative_throughput } => {
-            json!({ "in_flight_bytes": in_flight_bytes, "relative_throughput": relative_throughput })
+            SelectorInfo::ServiceTime { in_flight_bytes, relative_throughput }
         }
         PathInfo::HistoricalServiceTime { average, in_flight, stale_after_ns } => {
-            json!({ "average_ns": average / 1024, "in_flight": in_flight, "stale_after_ns": stale_after_ns })
+            SelectorInfo::HistoricalServiceTime { average_ns: average / 1024, in_flight, stale_after_ns }
         }
-        PathInfo::IoAffinity { misses } => json!({ "misses": misses }),
+        PathInfo::IoAffinity { misses } => SelectorInfo::IoAffinity { misses },
         PathInfo::LearnedServiceTime { in_flight, read_ns, write_ns, penalty } => {
-            json!({ "in_flight": in_flight, "read_ns": read_ns, "write_ns": write_ns, "penalty": penalty })
+            SelectorInfo::LearnedServiceTime { in_flight, read_ns, write_ns, penalty }
         }
     }
 }

@@ -39,6 +39,7 @@ mod words;
 pub use check::SpecError;
 pub use dm::NoLength;
 pub use error::{Rule, TextError};
+pub use json::{GroupView, PathView, SelectorInfo};
 pub use message::Message;
 pub use spec::{Features, GroupSpec, NoPathRetry, NotNoPathRetry, PathSpec, QueueMode, TableSpec};
 pub use status::{GroupState, GroupStatus, Held, PathStatus, TableStatus};

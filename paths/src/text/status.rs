@@ -86,7 +86,7 @@ pub struct PathStatus {
 }
 
 /// Requests that wait for a path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Held {
     /// How many.
     pub nr_requests: u64,

@@ -139,15 +139,21 @@ fn work<'a>(rates: &Rates) -> [Cell<'a>; 5] {
 }
 
 fn queue_table(state: &State) -> Table<'_> {
-    let head = ["QUEUE", "IOPS", "PER SECOND", "MERGED", "p50", "p99", ""];
+    let head = ["QUEUE", "STATE", "IOPS", "PER SECOND", "MERGED", "p50", "p99", "IN FLIGHT", ""];
     let head = Row::new(head.map(Cell::from)).style(Style::new().add_modifier(Modifier::BOLD));
     let rows = state.queues.iter().map(|(queue, rates)| {
-        let mut cells = vec![Cell::from(queue.to_string())];
+        let (state, colour) = match (rates.iops > 0.0, rates.in_flight) {
+            (true, _) => ("works", Color::Green),
+            (false, 0) => ("idle", Color::Reset),
+            (false, _) => ("waits", Color::Red),
+        };
+        let mut cells =
+            vec![Cell::from(queue.to_string()), Cell::from(Span::styled(state, Style::new().fg(colour)))];
         cells.extend(work(rates));
-        cells.push(Cell::from(graph(rates)));
+        cells.extend([Cell::from(rates.in_flight.to_string()), Cell::from(graph(rates))]);
         Row::new(cells)
     });
-    let widths = [5, 8, 10, 6, 8, 8, 20].map(Constraint::Length);
+    let widths = [5, 6, 8, 10, 6, 8, 8, 9, 20].map(Constraint::Length);
     Table::new(rows, widths).header(head)
 }
 
@@ -214,7 +220,7 @@ mod tests {
                 "held": { "nr_requests": 3, "bytes": 12288, "time_left_ms": 41_000 },
                 "groups": [{ "group": 1, "paths": [path("/dev/sda", "failed"), path("/dev/sdb", "active")] }],
             }),
-            &json!({ "queues": [{ "queue": 3 }] }),
+            &json!({ "queues": [{ "queue": 3, "in_flight": 4 }] }),
             Instant::now(),
         );
         let screen = drawn(&state);
@@ -224,6 +230,7 @@ mod tests {
             "/dev/sda",
             "1 min 5 s",
             "2x",
+            "3     waits",
             "q: quit",
         ] {
             assert!(screen.contains(words), "{words}: {screen}");

@@ -56,6 +56,8 @@ pub(super) struct Rates {
     pub iops: f64,
     /// Bytes per second.
     pub bytes: f64,
+    /// Requests that are not answered yet (of a queue).
+    pub in_flight: u64,
     /// Share of the requests that went with another, in percent.
     pub merged_percent: f64,
     /// Latencies between the last two samples.
@@ -146,7 +148,9 @@ impl State {
         }
         self.rates.retain(|name, _| names.contains(name));
         for queue in counters["queues"].as_array().into_iter().flatten() {
-            self.queues.entry(number(queue, "queue")).or_default().take(Sample::of(queue), now);
+            let rates = self.queues.entry(number(queue, "queue")).or_default();
+            rates.take(Sample::of(queue), now);
+            rates.in_flight = number(queue, "in_flight");
         }
         self.selected = self.selected.min(names.len().saturating_sub(1));
     }
@@ -213,7 +217,7 @@ mod tests {
 
     fn counters(nr: u64) -> Value {
         let kind = json!({ "nr_ios": nr, "nr_merged": nr, "bytes": nr * 4096, "latency_ns": [[1000, nr - nr / 10], [8000, nr / 10]] });
-        json!({ "paths": [{ "path": "a", "read": kind }, { "path": "b" }], "queues": [{ "queue": 5, "write": kind }] })
+        json!({ "paths": [{ "path": "a", "read": kind }, { "path": "b" }], "queues": [{ "queue": 5, "in_flight": 9, "write": kind }] })
     }
 
     #[test]
@@ -226,6 +230,7 @@ mod tests {
             assert_eq!((rates.iops, rates.bytes, rates.merged_percent), (200.0, 409_600.0, 50.0));
             assert_eq!((rates.p50_ns, rates.p99_ns), (Some(1000), Some(8000)));
         }
+        assert_eq!(state.queues[&5].in_flight, 9);
         assert_eq!((state.rates["b"].iops, state.rates["b"].p50_ns), (0.0, None));
         // A counter that was reset makes no negative rate.
         state.take(show(), &counters(0), start + Duration::from_secs(3));

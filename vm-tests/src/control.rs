@@ -95,6 +95,11 @@ impl Control {
         }
     }
 
+    /// The next line, as it is; `None` if it does not come within `timeout`.
+    pub fn line_within(&mut self, timeout: Duration) -> Result<Option<String>> {
+        self.line(Instant::now() + timeout)
+    }
+
     /// The next answer if it comes within `timeout`: its text, or the error.
     pub fn answer_within(&mut self, timeout: Duration) -> Result<Option<Result<String, String>>> {
         let deadline = Instant::now() + timeout;

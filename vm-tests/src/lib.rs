@@ -9,5 +9,6 @@ pub mod faulty;
 pub mod front_end;
 pub mod guest;
 pub mod loopdev;
+pub mod screen;
 pub mod server;
 pub mod skip;

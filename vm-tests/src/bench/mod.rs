@@ -25,6 +25,7 @@ mod syscalls;
 mod tables;
 mod target;
 mod tracking;
+pub mod traffic;
 mod vhost_user;
 mod workload;
 

@@ -12,7 +12,8 @@ use super::workload::{Run, Workload};
 
 /// Text of `--help`.
 pub const HELP: &str = "\
-Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in memory.
+Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in memory. With the word `traffic` in front,
+measures what commands and scrapes cost the guest instead (`traffic --help`).
 
   --quick              few loads, on loop and tmpfs, three short rounds (under 30 s)
   --check              fails unless loose ratios hold; never goes by a time
@@ -137,11 +138,16 @@ impl Options {
     }
 }
 
-fn number<T: std::str::FromStr>(option: &str, word: &str) -> Result<T> {
+pub(super) fn number<T: std::str::FromStr>(option: &str, word: &str) -> Result<T> {
     word.parse().ok().with_context(|| format!("{option}: `{word}` is not a number that fits"))
 }
 
-fn list<T: Copy>(option: &str, words: &str, all: &[T], name: impl Fn(&T) -> &'static str) -> Result<Vec<T>> {
+pub(super) fn list<T: Copy>(
+    option: &str,
+    words: &str,
+    all: &[T],
+    name: impl Fn(&T) -> &'static str,
+) -> Result<Vec<T>> {
     let find = |word: &str| {
         let names = || all.iter().map(&name).collect::<Vec<_>>().join(", ");
         let found = all.iter().find(|item| name(item) == word).copied();

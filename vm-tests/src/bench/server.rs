@@ -85,10 +85,15 @@ impl BenchServer {
         self.process.stderr()
     }
 
+    /// Polypath's control socket.
+    pub(super) fn control(&self) -> PathBuf {
+        self.dir.path().join("control")
+    }
+
     /// None of a program that does not count.
     pub(super) fn counts(&self) -> Option<OwnCounts> {
-        let control = self.dir.path().join("control");
-        let counters = Control::connect(&control).ok()?.result(json!({ "command": "counters" })).ok()?;
+        let counters =
+            Control::connect(&self.control()).ok()?.result(json!({ "command": "counters" })).ok()?;
         let mut counts = OwnCounts::default();
         for path in counters["paths"].as_array()? {
             for kind in ["read", "write"] {

@@ -3,21 +3,34 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use polypath_vm_tests::bench::{HELP, Options, main as run};
+use polypath_vm_tests::bench::{self, traffic};
 
 fn main() -> ExitCode {
-    let result: Result<()> = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
-        Some(options) => run(&options),
-        None => {
-            print!("{HELP}");
-            Ok(())
-        }
-    });
-    match result {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run() -> Result<()> {
+    let mut args = std::env::args().skip(1).peekable();
+    if args.next_if_eq("traffic").is_some() {
+        return match traffic::Options::parse(args)? {
+            Some(options) => traffic::main(&options),
+            None => help(traffic::HELP),
+        };
+    }
+    match bench::Options::parse(args)? {
+        Some(options) => bench::main(&options),
+        None => help(bench::HELP),
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "ends a run that went well")]
+fn help(text: &str) -> Result<()> {
+    print!("{text}");
+    Ok(())
 }

@@ -155,6 +155,47 @@ fn errors_say_what_to_do_and_exit_codes_what_kind_they_are() {
 }
 
 #[test]
+fn every_answer_can_be_had_as_json() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &["--selector", "service-time"]);
+    let (socket, a) = (rig.socket.path(), rig.dev("a"));
+    for (args, member) in [
+        (&["show"][..], "nr_paths"),
+        (&["fail-path", &a], ""),
+        (&["reinstate-path", &a], ""),
+        (&["path", "weight", &a, "4"], ""),
+        (&["path", "args", &a, "1", "5"], ""),
+        (&["path", "move", &a, "1"], ""),
+        (&["switch-group", "1"], ""),
+        (&["disable-group", "1"], ""),
+        (&["enable-group", "1"], ""),
+        (&["selector", "1", "round-robin"], ""),
+        (&["no-path-retry", "queue"], ""),
+        (&["message", "fail_if_no_path"], ""),
+        (&["log-level", "info"], ""),
+        (&["counters"], "since_ms"),
+        (&["counters", "--reset"], ""),
+        (&["resize"], "size_bytes"),
+        (&["dump"], "text"),
+        (&["dump", "--dm"], "text"),
+        (&["events", "--last", "1"], "event"),
+        (&["path", "remove", &a], "drained_ms"),
+        (&["path", "add", &a], "took_ms"),
+        (&["shutdown"], ""),
+    ] {
+        let text = told(&socket, &[args, &["--json"]].concat()).ok();
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"));
+        assert!(answer.is_object() && text.lines().count() == 1, "{args:?}: {text}");
+        assert!(member.is_empty() || !answer[member].is_null(), "{args:?}: {text}");
+    }
+    // An error as well, with the word for its exit code.
+    let line = polypath(&["fail-path", "x", "--json", "--control", "/nowhere/s"]).refused(3);
+    let error: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(error["error"]["code"], "not_there", "{line}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("no such socket"), "{line}");
+}
+
+#[test]
 fn disks_are_found_by_their_sockets() {
     let image = Image::empty(MIB);
     let dir = tempfile::tempdir().unwrap();

@@ -86,6 +86,8 @@ fn f61_a_follower_that_does_not_read_delays_nobody_and_is_dropped() {
     let mut good = rig.control();
     good.result(json!({ "command": "events", "follow": true })).unwrap();
     let mut control = rig.control();
+    // Answered, so accepted: its descriptor is counted.
+    control.result(json!({ "command": "hello" })).unwrap();
     let before = rig.server.stats();
     let (start, mut nr_events) = (Instant::now(), 0);
     // More than any socket and the program keep for it: its end shows as a closed descriptor.

@@ -49,7 +49,9 @@ fn whoever_follows_is_told_of_everything_in_order() {
     assert!(failed["reason"].as_str().is_some_and(|why| !why.is_empty()), "{failed}");
     assert_eq!((&failed["group"], &failed["nr_active"]), (&json!(1), &json!(1)));
     assert_eq!(wait_event(following, "path_failed")["nr_active"], 0);
-    assert_eq!(wait_event(following, "group_switched")["to"], Value::Null);
+    let switched = wait_event(following, "group_switched");
+    assert_eq!((&switched["to"], &switched["nr_active"]), (&Value::Null, &json!(0)), "{switched}");
+    assert_eq!(switched["reason"], "no path is active");
     assert_eq!(wait_event(following, "no_path")["no_path_retry"], "queue");
     assert_eq!(wait_event(following, "requests_held")["nr_requests"], 1);
     rig.fs.clear("a");

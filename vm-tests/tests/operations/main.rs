@@ -13,6 +13,7 @@ mod rig;
 mod cli;
 mod clients;
 mod config;
+mod documents;
 mod events;
 mod limits;
 mod metrics;

@@ -133,6 +133,7 @@ fn every_command_does_what_it_says() {
     assert_eq!(rig.status().path(&rig.fs.path("d"))["args"], json!(["1", "4"]));
     tell(json!({ "command": "move_path", "path": d, "group": 2 }));
     assert_eq!(rig.status().paths().map(|(group, _)| group).collect::<Vec<_>>(), [1, 1, 2, 2]);
+    assert_eq!(rig.status().path(&rig.fs.path("d"))["args"], json!(["1", "4"]), "a move keeps them");
     assert!(tell(json!({ "command": "remove_path", "path": d }))["drained_ms"].is_u64());
     assert!(!rig.server.open_files().contains(&d));
 

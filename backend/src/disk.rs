@@ -280,6 +280,11 @@ impl Disk {
         }
     }
 
+    /// The guest has chosen, as an earlier process heard, that a write must be durable when it is answered.
+    pub fn choose_write_through(&self) {
+        self.writeback.store(false, Ordering::Relaxed);
+    }
+
     /// Whether the guest could choose, and chose that a write must be durable when it is answered.
     pub fn has_chosen_write_through(&self, features: u64) -> bool {
         features & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 && self.is_write_through(features)

@@ -41,6 +41,10 @@ const INFLIGHT: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 
+/// Where the guest's choice of write through is kept for the next process, since no front-end says it again: in the first
+/// queue's padding, which everybody else passes over. 1: it was chosen.
+const WRITE_THROUGH: usize = HEAD_BYTES + INFLIGHT + 1;
+
 /// Why an area is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
@@ -127,8 +131,19 @@ impl InflightArea {
         Ok(Arc::new(Self { area, nr_queues, queue_size }))
     }
 
+    /// Notes whether the guest has chosen that a write must be durable when it is answered.
+    pub fn note_write_through(&self, is_chosen: bool) {
+        self.area.store(WRITE_THROUGH, u8::from(is_chosen));
+    }
+
+    /// What the last process noted.
+    pub fn is_write_through(&self) -> bool {
+        self.area.load::<u8>(WRITE_THROUGH) == 1
+    }
+
     /// Forgets all: the requests' guest is gone.
     pub fn clear(&self) {
+        self.note_write_through(false);
         for queue in 0..usize::from(self.nr_queues) {
             let base = queue * queue_bytes(self.queue_size);
             for entry in 0..usize::from(self.queue_size) {

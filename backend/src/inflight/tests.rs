@@ -368,3 +368,23 @@ fn the_layout_is_the_one_of_the_specification() {
     read(&world, &mut bytes);
     assert_eq!((bytes[14], bytes[16 + 3 * 16], bytes[16 + 5 * 16]), (8, 0, 1));
 }
+
+#[test]
+fn the_guests_choice_of_write_through_outlives_the_process() {
+    let (file, size_bytes) = create(2, 4, 64).unwrap();
+    let open = || InflightArea::open(file.try_clone().unwrap(), 0, size_bytes, 2, 4, 64).unwrap();
+    assert!(!open().is_write_through());
+    open().note_write_through(true);
+    assert!(open().is_write_through());
+    // It is nothing that the requests in flight depend on.
+    let mut queue = open().queue(0, 4).unwrap();
+    assert_eq!(queue.recover(0, 0, |_| None).unwrap(), [0_u16; 0]);
+    queue.begin(0, &[]);
+    queue.mark(0);
+    assert!(open().is_write_through());
+    open().note_write_through(false);
+    assert!(!open().is_write_through());
+    open().note_write_through(true);
+    open().clear();
+    assert!(!open().is_write_through());
+}

@@ -238,7 +238,11 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> ProtocolResult<()> {
         // What cannot be written is ignored, as a device ignores writes to read-only fields.
-        self.disk.write_config(offset, bytes, self.features);
+        if self.disk.write_config(offset, bytes, self.features)
+            && let Some(area) = &self.inflight
+        {
+            area.note_write_through(self.disk.has_chosen_write_through(self.features));
+        }
         Ok(())
     }
 
@@ -279,6 +283,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         };
         let area = InflightArea::open(file, offset, size_bytes, nr_queues, queue_size, self.disk.nr_queues())
             .map_err(area_refused)?;
+        if area.is_write_through() {
+            self.disk.choose_write_through();
+        }
         // Rings that run go on with what they have.
         self.inflight = Some(area);
         self.take_lock(lock);

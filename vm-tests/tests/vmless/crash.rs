@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use polypath_vm_tests::faulty::{FaultyFs, Rule};
+use polypath_vm_tests::front_end::config::WRITEBACK_OFFSET;
 use polypath_vm_tests::front_end::verify::{Plan, Rng, Verifier};
 use polypath_vm_tests::front_end::{Disk, Kept, OK, Op, Resume};
 use polypath_vm_tests::server::{Builder, Server};
@@ -197,4 +198,29 @@ fn f07_killed_before_anything_ran() {
         assert!(q.done().unwrap().data == filled(8, 8));
         assert!(q.read(16, 8).unwrap() == filled(16, 8));
     }
+}
+
+#[test]
+fn f16_write_through_is_kept_over_a_crash() {
+    need!(faulty);
+    let image = Image::empty(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let mut again = Again::start([fs.path("a")]);
+    let (mut disk, kept) = again.disk();
+    disk.session.set_config(WRITEBACK_OFFSET, &[0]).unwrap();
+    for round in 0..3_u64 {
+        let fsyncs = fs.counts("a").fsyncs;
+        disk.q().write(round * 16, &filled(round * 16, 8)).unwrap();
+        assert!(fs.counts("a").fsyncs > fsyncs, "start {round}: the guest did not take its choice back");
+        again.server().kill();
+        again.restart();
+        disk.session = kept.reconnect(&again.socket(), Resume::Used, SOON).unwrap();
+    }
+    disk.session.set_config(WRITEBACK_OFFSET, &[1]).unwrap();
+    again.server().kill();
+    again.restart();
+    disk.session = kept.reconnect(&again.socket(), Resume::Used, SOON).unwrap();
+    let fsyncs = fs.counts("a").fsyncs;
+    disk.q().write(512, &filled(512, 8)).unwrap();
+    assert_eq!(fs.counts("a").fsyncs, fsyncs, "it did in the end");
 }

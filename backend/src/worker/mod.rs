@@ -41,8 +41,8 @@ use crate::vring::{Descriptor, Vring};
 /// How often a ring without a kick descriptor is looked at, while its guest polls as well.
 const POLLED_RING_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Most answers in one turn of a load so shallow that its next request is looked for.
-const POLLED_DEPTH_MAX: u32 = 2;
+/// Most requests at a time of a load so shallow that its next request is looked for.
+const POLLED_DEPTH_MAX: usize = 2;
 
 /// Answers after which the guest is shown them within a turn.
 const SHOWN_AT_ONCE: u32 = 32;
@@ -105,8 +105,11 @@ pub struct Worker<E> {
     slept_ns: u64,
     /// Answers that the last turn had.
     nr_done: u32,
-    /// Whether the last turn left something that can be sent.
+    /// Whether the last turn left something that can be sent, and how much goes out at a time.
     has_more: bool,
+    chunk: usize,
+    /// Most requests that were there in one turn lately.
+    depth: usize,
     /// Transfers without a request, to be used again.
     #[allow(clippy::vec_box, reason = "the boxes are what is kept: the engine takes them as they are")]
     pool: Vec<Box<Transfer>>,
@@ -180,6 +183,8 @@ impl<E: Engine> Worker<E> {
             slept_ns: 0,
             nr_done: 0,
             has_more: false,
+            chunk: 0,
+            depth: 0,
             pool: Vec::with_capacity(size),
             delayed: Vec::with_capacity(size),
             held: VecDeque::with_capacity(size),
@@ -229,7 +234,7 @@ impl<E: Engine> Worker<E> {
         }
         // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
         // where answers come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
-        let is_idle = self.engine.nr_in_flight() == 0 && self.nr_done <= POLLED_DEPTH_MAX;
+        let is_idle = self.engine.nr_in_flight() == 0 && self.depth <= POLLED_DEPTH_MAX;
         if is_idle && self.window.ns() != 0 && self.poll()? {
             return Ok(());
         }
@@ -356,6 +361,8 @@ impl<E: Engine> Worker<E> {
             self.take_requests();
         }
         self.send_queued();
+        let depth = self.nr_done as usize + self.engine.nr_in_flight();
+        self.depth = depth.max(self.depth - self.depth.div_ceil(8));
         if self.nr_held() != self.nr_held_shown {
             self.show_held();
         }

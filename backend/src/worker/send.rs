@@ -18,6 +18,9 @@ const CHUNK_MAX: usize = 32;
 impl<E: Engine> Worker<E> {
     /// Sends what waits, as far as the paths take it and at most a chunk at a time.
     pub(super) fn send_queued(&mut self) {
+        // One size for as long as there is more: pieces of what is left would become smaller and smaller.
+        let chunk = (self.queue.len() / 4).clamp(CHUNK_MIN, CHUNK_MAX);
+        self.chunk = if self.has_more { self.chunk.max(chunk) } else { chunk };
         self.has_more = false;
         if self.queue.is_empty() {
             return;
@@ -28,10 +31,9 @@ impl<E: Engine> Worker<E> {
             self.queue.expire(self.now_ns);
         }
         self.dispatcher.catch_up();
-        let chunk = (self.queue.len() / 4).clamp(CHUNK_MIN, CHUNK_MAX);
         let mut nr_sent = 0;
         while let Some((run, bytes, is_write)) = self.queue.first() {
-            if nr_sent == chunk && !self.stopping {
+            if nr_sent == self.chunk && !self.stopping {
                 self.has_more = true;
                 return;
             }

@@ -86,7 +86,7 @@ impl UringEngine {
         })
     }
 
-    /// Registers guest memory with the ring, from the next [`Engine::use_memory`] on; see [`buffers`].
+    /// Registers guest memory with the ring, from the next [`Engine::use_memory`] on. All of it is pinned.
     pub fn register_memory(&mut self) {
         self.buffers.turn_on(&self.ring);
     }

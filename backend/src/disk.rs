@@ -274,10 +274,15 @@ impl Disk {
     /// choose; otherwise only a guest that knows flush may be given a volatile cache.
     pub fn is_write_through(&self, features: u64) -> bool {
         if features & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 {
-            !self.writeback.load(Ordering::Relaxed)
+            self.is_cache_off()
         } else {
             features & 1 << VIRTIO_BLK_F_FLUSH == 0
         }
+    }
+
+    /// Whether the guest's choice, this or an earlier process's, is that a write must be durable when it is answered.
+    pub fn is_cache_off(&self) -> bool {
+        !self.writeback.load(Ordering::Relaxed)
     }
 
     /// The guest has chosen, as an earlier process heard, that a write must be durable when it is answered.

@@ -1,7 +1,7 @@
 //! The split virtqueue, from the device's side (virtio 1.2, section 2.7).
 //!
-//! Differs from the `virtio-queue` crate in what a merging block device needs: the used index is published once per
-//! batch, a broken chain is told apart from a short one, notifications are suppressed without EVENT_IDX as well, and
+//! Differs from the `virtio-queue` crate in what a merging block device needs: the used index is published for many
+//! answers at a time, a broken chain is told apart from a short one, notifications are suppressed without EVENT_IDX as well, and
 //! a guest that breaks the ring costs one log line. Everything is read from guest memory once, then checked, then used.
 
 use std::sync::atomic::{Ordering, fence};

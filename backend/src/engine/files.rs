@@ -26,6 +26,8 @@ pub(super) struct Files {
     lanes: Vec<Option<Rc<Lane>>>,
     /// Whether some of them are in the view no more.
     is_leaving: bool,
+    /// Whether the kernel has refused one: it is not asked for each I/O again.
+    is_refused: bool,
 }
 
 impl Files {
@@ -63,10 +65,14 @@ impl Files {
 
     #[cold]
     fn add(&mut self, ring: &IoUring, lane: &Rc<Lane>) -> Option<u32> {
+        if self.is_refused {
+            return None;
+        }
         let free = self.lanes.iter().position(Option::is_none)?;
         let place = FIRST + u32::try_from(free).ok()?;
         if let Err(error) = ring.submitter().register_files_update(place, &[lane.path().raw_fd()]) {
-            log::debug!("a path's file is not registered: error={error}");
+            log::debug!("paths' files are registered no more: error={error}");
+            self.is_refused = true;
             return None;
         }
         lane.set_file_place(place);

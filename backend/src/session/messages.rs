@@ -241,7 +241,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if self.disk.write_config(offset, bytes, self.features)
             && let Some(area) = &self.inflight
         {
-            area.note_write_through(self.disk.has_chosen_write_through(self.features));
+            area.note_write_through(self.disk.is_cache_off());
         }
         Ok(())
     }
@@ -286,6 +286,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         if area.is_write_through() {
             self.disk.choose_write_through();
         }
+        // A new area, of a guest that was started again: it found the choice of before.
+        area.note_write_through(self.disk.is_cache_off());
         // Rings that run go on with what they have.
         self.inflight = Some(area);
         self.take_lock(lock);

@@ -1,7 +1,8 @@
 //! One worker per virtqueue: pops, dispatches, completes and answers, all on one thread.
 //!
-//! Each turn of its loop handles everything that has happened, takes everything that is available, publishes the used
-//! ring once and calls the guest at most once; what is to be sent goes out with the call that waits.
+//! Each turn of its loop handles everything that has happened, takes everything that is available, and calls
+//! the guest at most once; what is to be sent goes out with the call that waits. Where much is under way at once, answers
+//! are shown and requests sent in parts, so that guest and path have something to do meanwhile.
 
 mod batch;
 mod command;
@@ -233,7 +234,7 @@ impl<E: Engine> Worker<E> {
             return self.engine.wait(Some(Duration::ZERO), 1);
         }
         // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
-        // where answers come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
+        // where requests come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
         let is_idle = self.engine.nr_in_flight() == 0 && self.depth <= POLLED_DEPTH_MAX;
         if is_idle && self.window.ns() != 0 && self.poll()? {
             return Ok(());

@@ -210,8 +210,7 @@ impl Dispatcher {
     }
 
     /// Chooses a path for a request of so many bytes that can wait: a path that is full is none.
-    pub fn choose_open(&mut self, bytes: u64, is_write: bool, now_ns: u64) -> Choice {
-        let direction = if is_write { Direction::Write } else { Direction::Read };
+    pub fn choose_open(&mut self, bytes: u64, direction: Direction, now_ns: u64) -> Choice {
         let request = Request { bytes, direction, queue: self.worker, now_ns };
         let Some(group) = self.current else { return Choice::Nowhere };
         let first = self.snapshot.first_of(group);
@@ -279,6 +278,7 @@ impl Dispatcher {
         transfer.sent_work = transfer.work();
         transfer.sent_ns = now_ns;
         transfer.sent_bytes = bytes;
+        transfer.sent_range_bytes = transfer.step_range_bytes();
         transfer.sent_path = transfer.path_index();
         if transfer.is_of(&self.snapshot) {
             let index = transfer.sent_path;
@@ -326,7 +326,8 @@ impl Dispatcher {
         match outcome {
             Outcome::Success => {
                 let ns = now_ns.saturating_sub(transfer.sent_ns);
-                lane.stats().record(kind, 1 + transfer.nr_members(), transfer.sent_bytes, ns);
+                let bytes = transfer.sent_bytes + transfer.sent_range_bytes;
+                lane.stats().record(kind, 1 + transfer.nr_members(), bytes, ns);
             }
             _ => lane.stats().record_error(kind),
         }

@@ -14,7 +14,7 @@ mod list;
 use index::Index;
 use list::{Links, List};
 
-use crate::transfer::Span;
+use crate::transfer::{Span, SpanKind};
 
 /// How many I/Os of a sequential stream are under way before the next part of it waits to grow.
 const STREAM_DEPTH: u32 = 2;
@@ -32,16 +32,29 @@ pub struct RunId(u16);
 /// How far requests are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MergeLimits {
-    /// Most bytes in one run; 0: nothing is merged.
+    /// Most bytes in one run of reads or writes; 0: nothing is merged.
     pub bytes_max: u64,
+    /// Most bytes in one run of discards or write-zeroes, which carry no data.
+    pub ranges_bytes_max: u64,
     /// Most iovecs in one run.
     pub iovecs_max: u32,
 }
 
 impl Default for MergeLimits {
-    /// What one call takes: 1024 iovecs (`UIO_MAXIOV`), and 512 KiB, which block devices take without a split.
+    /// What one call takes: 1024 iovecs (`UIO_MAXIOV`), and 512 KiB, which block devices take without a split. Of ranges
+    /// as much as one write-zeroes may have: where the path cannot zero, it is written by hand.
     fn default() -> Self {
-        Self { bytes_max: 512 << 10, iovecs_max: 1024 }
+        Self { bytes_max: 512 << 10, ranges_bytes_max: 32 << 20, iovecs_max: 1024 }
+    }
+}
+
+impl MergeLimits {
+    fn bytes_of(&self, kind: SpanKind) -> u64 {
+        match kind {
+            SpanKind::Read | SpanKind::Write => self.bytes_max,
+            _ if self.bytes_max == 0 => 0,
+            _ => self.ranges_bytes_max,
+        }
     }
 }
 
@@ -50,7 +63,7 @@ impl Default for MergeLimits {
 struct Run {
     start: u64,
     end: u64,
-    is_write: bool,
+    kind: SpanKind,
     /// Flushes that came before it: what came before and after one is kept apart.
     era: u32,
     nr_iovecs: u32,
@@ -89,8 +102,9 @@ pub struct MergeQueue<T> {
     era: u32,
 }
 
-fn key(offset: u64, is_write: bool) -> u64 {
-    offset << 1 | u64::from(is_write)
+/// Offsets are of whole sectors, so the kind has room below.
+fn key(offset: u64, kind: SpanKind) -> u64 {
+    offset | kind as u64
 }
 
 impl Span {
@@ -111,7 +125,7 @@ impl<T> MergeQueue<T> {
         let none = Run {
             start: 0,
             end: 0,
-            is_write: false,
+            kind: SpanKind::Read,
             era: 0,
             nr_iovecs: 0,
             first: NONE,
@@ -167,11 +181,11 @@ impl<T> MergeQueue<T> {
 
     /// Puts a request to a waiting run that it is adjacent to.
     fn join(&mut self, entry: u16, span: Span) -> Option<u16> {
-        if span.len() >= self.limits.bytes_max {
+        if span.len() >= self.limits.bytes_of(span.kind) {
             return None;
         }
         if let Some(run) = self.ending_at(span.start, span) {
-            self.by_end.remove(key(span.start, span.is_write), run);
+            self.by_end.remove(key(span.start, span.kind), run);
             let last = self.runs[usize::from(run)].last;
             self.entries[usize::from(last)].next = entry;
             let grown = &mut self.runs[usize::from(run)];
@@ -180,23 +194,23 @@ impl<T> MergeQueue<T> {
             let whole = Span { start: grown.start, nr_iovecs: grown.nr_iovecs, ..span };
             match self.beginning_at(span.end, whole) {
                 Some(next) => self.unite(run, next),
-                None => self.by_end.insert(key(span.end, span.is_write), run),
+                None => self.by_end.insert(key(span.end, span.kind), run),
             }
             return Some(run);
         }
         let run = self.beginning_at(span.end, span)?;
-        self.by_start.remove(key(span.end, span.is_write), run);
+        self.by_start.remove(key(span.end, span.kind), run);
         let grown = &mut self.runs[usize::from(run)];
         self.entries[usize::from(entry)].next = grown.first;
         (grown.first, grown.start) = (entry, span.start);
         grown.nr_iovecs += span.nr_iovecs;
-        self.by_start.insert(key(span.start, span.is_write), run);
+        self.by_start.insert(key(span.start, span.kind), run);
         Some(run)
     }
 
     /// A waiting run that begins at `offset` and has room for `more`.
     fn beginning_at(&self, offset: u64, more: Span) -> Option<u16> {
-        self.by_start.find(key(offset, more.is_write), |run| {
+        self.by_start.find(key(offset, more.kind), |run| {
             let run = &self.runs[usize::from(run)];
             run.start == offset && self.has_room(run, more)
         })
@@ -204,24 +218,24 @@ impl<T> MergeQueue<T> {
 
     /// A waiting run that ends at `offset` and has room for `more`.
     fn ending_at(&self, offset: u64, more: Span) -> Option<u16> {
-        self.by_end.find(key(offset, more.is_write), |run| {
+        self.by_end.find(key(offset, more.kind), |run| {
             let run = &self.runs[usize::from(run)];
             run.end == offset && self.has_room(run, more)
         })
     }
 
     fn has_room(&self, run: &Run, more: Span) -> bool {
-        run.is_write == more.is_write
+        run.kind == more.kind
             && run.era == self.era
-            && run.len() + more.len() <= self.limits.bytes_max
+            && run.len() + more.len() <= self.limits.bytes_of(run.kind)
             && run.nr_iovecs + more.nr_iovecs <= self.limits.iovecs_max
     }
 
     /// `next` begins where `run` ends: one from now on. `run` is not in the index of ends at this time.
     fn unite(&mut self, run: u16, next: u16) {
         let gone = self.runs[usize::from(next)];
-        self.by_start.remove(key(gone.start, gone.is_write), next);
-        self.by_end.remove(key(gone.end, gone.is_write), next);
+        self.by_start.remove(key(gone.start, gone.kind), next);
+        self.by_end.remove(key(gone.end, gone.kind), next);
         let it = self.runs[usize::from(run)];
         if gone.since_ns < it.since_ns && (it.is_parked || !gone.is_parked) {
             // The place of the older one is that of both.
@@ -239,7 +253,7 @@ impl<T> MergeQueue<T> {
         (grown.last, grown.end) = (gone.last, gone.end);
         grown.nr_iovecs += gone.nr_iovecs;
         grown.since_ns = grown.since_ns.min(gone.since_ns);
-        self.by_end.insert(key(gone.end, gone.is_write), run);
+        self.by_end.insert(key(gone.end, gone.kind), run);
         if !gone.is_parked {
             self.make_ready(run);
         }
@@ -253,7 +267,7 @@ impl<T> MergeQueue<T> {
         self.runs[usize::from(run)] = Run {
             start: span.start,
             end: span.end,
-            is_write: span.is_write,
+            kind: span.kind,
             era: self.era,
             nr_iovecs: span.nr_iovecs,
             first: entry,
@@ -261,8 +275,8 @@ impl<T> MergeQueue<T> {
             since_ns: now_ns,
             is_parked: true,
         };
-        self.by_start.insert(key(span.start, span.is_write), run);
-        self.by_end.insert(key(span.end, span.is_write), run);
+        self.by_start.insert(key(span.start, span.kind), run);
+        self.by_end.insert(key(span.end, span.kind), run);
         self.parked.push_back(&mut self.links, run);
         run
     }
@@ -276,15 +290,15 @@ impl<T> MergeQueue<T> {
     }
 
     fn is_full(&self, run: &Run) -> bool {
-        run.len() >= self.limits.bytes_max || run.nr_iovecs >= self.limits.iovecs_max
+        run.len() >= self.limits.bytes_of(run.kind) || run.nr_iovecs >= self.limits.iovecs_max
     }
 
     fn has_enough_ahead(&self, run: &Run) -> bool {
         let (mut at, mut nr_ahead) = (run.start, 0);
         while nr_ahead < STREAM_DEPTH {
-            let before = self.flying_by_end.find(key(at, run.is_write), |other| {
+            let before = self.flying_by_end.find(key(at, run.kind), |other| {
                 let other = &self.runs[usize::from(other)];
-                other.end == at && other.is_write == run.is_write
+                other.end == at && other.kind == run.kind
             });
             match before {
                 Some(before) => at = self.runs[usize::from(before)].start,
@@ -308,18 +322,18 @@ impl<T> MergeQueue<T> {
         list.remove(&mut self.links, run);
     }
 
-    /// The run that is to go out next: its number, bytes and direction.
-    pub fn first(&self) -> Option<(RunId, u64, bool)> {
+    /// The run that is to go out next: its number, bytes and kind.
+    pub fn first(&self) -> Option<(RunId, u64, SpanKind)> {
         let run = self.ready.first()?;
         let it = &self.runs[usize::from(run)];
-        Some((RunId(run), it.len(), it.is_write))
+        Some((RunId(run), it.len(), it.kind))
     }
 
     /// Takes a waiting run out, and gives its requests in the order of their offsets.
     pub fn take(&mut self, run: RunId) -> Requests<'_, T> {
         let it = self.runs[usize::from(run.0)];
-        self.by_start.remove(key(it.start, it.is_write), run.0);
-        self.by_end.remove(key(it.end, it.is_write), run.0);
+        self.by_start.remove(key(it.start, it.kind), run.0);
+        self.by_end.remove(key(it.end, it.kind), run.0);
         self.unlist(run.0);
         self.free_runs.push(run.0);
         Requests { entries: &mut self.entries, free: &mut self.free_entries, next: it.first }
@@ -342,17 +356,17 @@ impl<T> MergeQueue<T> {
         }
         let run = self.free_runs.pop()?;
         let it = &mut self.runs[usize::from(run)];
-        (it.start, it.end, it.is_write) = (span.start, span.end, span.is_write);
-        self.flying_by_start.insert(key(span.start, span.is_write), run);
-        self.flying_by_end.insert(key(span.end, span.is_write), run);
+        (it.start, it.end, it.kind) = (span.start, span.end, span.kind);
+        self.flying_by_start.insert(key(span.start, span.kind), run);
+        self.flying_by_end.insert(key(span.end, span.kind), run);
         Some(RunId(run))
     }
 
     /// It is under way no more. What has waited for it may go.
     pub fn land(&mut self, run: RunId) {
         let it = self.runs[usize::from(run.0)];
-        self.flying_by_start.remove(key(it.start, it.is_write), run.0);
-        self.flying_by_end.remove(key(it.end, it.is_write), run.0);
+        self.flying_by_start.remove(key(it.start, it.kind), run.0);
+        self.flying_by_end.remove(key(it.end, it.kind), run.0);
         self.free_runs.push(run.0);
         if self.parked.is_empty() {
             return;
@@ -360,16 +374,16 @@ impl<T> MergeQueue<T> {
         // Whatever is parked behind it, right away or behind others that are under way.
         let mut at = it.end;
         for _ in 0..=STREAM_DEPTH {
-            let follower = self.by_start.find(key(at, it.is_write), |other| {
+            let follower = self.by_start.find(key(at, it.kind), |other| {
                 let other = &self.runs[usize::from(other)];
-                other.start == at && other.is_write == it.is_write && other.is_parked
+                other.start == at && other.kind == it.kind && other.is_parked
             });
             if let Some(follower) = follower {
                 return self.settle(follower);
             }
-            let next = self.flying_by_start.find(key(at, it.is_write), |other| {
+            let next = self.flying_by_start.find(key(at, it.kind), |other| {
                 let other = &self.runs[usize::from(other)];
-                other.start == at && other.is_write == it.is_write
+                other.start == at && other.kind == it.kind
             });
             let Some(next) = next else { return };
             at = self.runs[usize::from(next)].end;

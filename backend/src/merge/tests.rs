@@ -1,6 +1,6 @@
 use super::*;
 
-const LIMITS: MergeLimits = MergeLimits { bytes_max: 64 << 10, iovecs_max: 16 };
+const LIMITS: MergeLimits = MergeLimits { bytes_max: 64 << 10, ranges_bytes_max: 256 << 10, iovecs_max: 16 };
 const BLOCK: u64 = 4096;
 
 /// A queue of requests of 4 KiB, each known by its block number.
@@ -9,8 +9,8 @@ struct Case {
     now_ns: u64,
 }
 
-fn span(block: u64, is_write: bool) -> Span {
-    Span { start: block * BLOCK, end: (block + 1) * BLOCK, is_write, nr_iovecs: 1 }
+fn span(block: u64, kind: SpanKind) -> Span {
+    Span { start: block * BLOCK, end: (block + 1) * BLOCK, kind, nr_iovecs: 1 }
 }
 
 impl Case {
@@ -20,13 +20,13 @@ impl Case {
 
     fn read(&mut self, blocks: &[u64]) {
         for block in blocks {
-            self.queue.add(*block, span(*block, false), self.now_ns);
+            self.queue.add(*block, span(*block, SpanKind::Read), self.now_ns);
         }
     }
 
     fn write(&mut self, blocks: &[u64]) {
         for block in blocks {
-            self.queue.add(*block, span(*block, true), self.now_ns);
+            self.queue.add(*block, span(*block, SpanKind::Write), self.now_ns);
         }
     }
 
@@ -45,9 +45,9 @@ impl Case {
 
     /// Sends the next run.
     fn fly(&mut self) -> RunId {
-        let (_, bytes, is_write) = self.queue.first().unwrap();
+        let (_, bytes, kind) = self.queue.first().unwrap();
         let start = self.next().unwrap()[0] * BLOCK;
-        self.queue.fly(Span { start, end: start + bytes, is_write, nr_iovecs: 1 }).unwrap()
+        self.queue.fly(Span { start, end: start + bytes, kind, nr_iovecs: 1 }).unwrap()
     }
 }
 
@@ -89,12 +89,38 @@ fn directions_and_flushes_keep_requests_apart() {
 }
 
 #[test]
+fn ranges_merge_with_their_like_up_to_a_limit_of_their_own() {
+    use SpanKind::{Discard, Write, Zero, ZeroUnmap};
+    let mut case = Case::new(MergeLimits { ranges_bytes_max: 4 * BLOCK, bytes_max: 2 * BLOCK, ..LIMITS });
+    let add = |case: &mut Case, spans: &[(u64, SpanKind)]| {
+        for (block, kind) in spans {
+            let span = Span { nr_iovecs: 0, ..span(*block, *kind) };
+            case.queue.add(*block, span, 0);
+        }
+    };
+    add(&mut case, &[(0, Discard), (1, Discard), (2, Discard), (3, Discard), (4, Discard)]);
+    assert_eq!(case.all(), [vec![0, 1, 2, 3], vec![4]]);
+    add(&mut case, &[(3, Zero), (1, Zero), (2, Zero)]);
+    assert_eq!(case.all(), [[1, 2, 3]]);
+    // What keeps the space, what gives it back and what does not care are different things.
+    add(&mut case, &[(0, Discard), (1, Zero), (2, ZeroUnmap), (3, Write), (4, ZeroUnmap)]);
+    assert_eq!(case.all(), [[0], [1], [2], [3], [4]]);
+    add(&mut case, &[(0, Discard)]);
+    case.queue.seal();
+    add(&mut case, &[(1, Discard)]);
+    assert_eq!(case.all(), [[0], [1]]);
+    let mut off = Case::new(MergeLimits { bytes_max: 0, ..LIMITS });
+    add(&mut off, &[(0, Discard), (1, Discard)]);
+    assert_eq!(off.all(), [[0], [1]]);
+}
+
+#[test]
 fn f04_what_overlaps_is_not_merged() {
     let mut case = Case::new(LIMITS);
     let wide = |start: u64, blocks: u64| Span {
         start: start * BLOCK,
         end: (start + blocks) * BLOCK,
-        is_write: true,
+        kind: SpanKind::Write,
         nr_iovecs: 1,
     };
     for (spans, expected) in [
@@ -121,16 +147,16 @@ fn f04_what_overlaps_is_not_merged() {
 
 #[test]
 fn f15_runs_keep_to_the_limits() {
-    let mut case = Case::new(MergeLimits { bytes_max: 4 * BLOCK, iovecs_max: 100 });
+    let mut case = Case::new(MergeLimits { bytes_max: 4 * BLOCK, iovecs_max: 100, ..LIMITS });
     case.read(&[0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(case.all(), [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8]]);
     // Closing a gap would make too much of it.
     case.read(&[0, 1, 3, 4, 2]);
     assert_eq!(case.all(), [vec![0, 1, 2], vec![3, 4]]);
-    let mut case = Case::new(MergeLimits { bytes_max: 1 << 20, iovecs_max: 2 });
+    let mut case = Case::new(MergeLimits { bytes_max: 1 << 20, iovecs_max: 2, ..LIMITS });
     case.read(&[0, 1, 2, 3, 4]);
     assert_eq!(case.all(), [vec![0, 1], vec![2, 3], vec![4]]);
-    let mut case = Case::new(MergeLimits { bytes_max: 0, iovecs_max: 100 });
+    let mut case = Case::new(MergeLimits { bytes_max: 0, iovecs_max: 100, ..LIMITS });
     case.read(&[0, 1, 2]);
     assert_eq!(case.all(), [[0], [1], [2]], "merging is off");
 }
@@ -187,7 +213,7 @@ fn whichever_predecessor_ends_first_lets_it_go() {
 
 #[test]
 fn a_full_run_does_not_wait() {
-    let mut case = Case::new(MergeLimits { bytes_max: 3 * BLOCK, iovecs_max: 100 });
+    let mut case = Case::new(MergeLimits { bytes_max: 3 * BLOCK, iovecs_max: 100, ..LIMITS });
     case.read(&[0]);
     case.fly();
     case.read(&[1]);
@@ -225,13 +251,14 @@ fn everything_comes_out_once_whatever_comes_in() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % n
     };
-    let mut case = Case::new(MergeLimits { bytes_max: 6 * BLOCK, iovecs_max: 5 });
+    let mut case = Case::new(MergeLimits { bytes_max: 6 * BLOCK, iovecs_max: 5, ..LIMITS });
     let (mut nr_in, mut nr_out, mut flying) = (0_u64, 0_u64, Vec::new());
     for _ in 0..200_000 {
         match random(10) {
             0..5 if case.queue.len() + flying.len() < 60 => {
-                let (block, is_write) = (random(40), random(2) == 0);
-                case.queue.add(block, span(block, is_write), case.now_ns);
+                let kinds = [SpanKind::Read, SpanKind::Write, SpanKind::Discard, SpanKind::Zero];
+                let (block, kind) = (random(40), kinds[usize::try_from(random(4)).unwrap()]);
+                case.queue.add(block, span(block, kind), case.now_ns);
                 nr_in += 1;
             }
             5 => case.queue.seal(),
@@ -244,13 +271,14 @@ fn everything_comes_out_once_whatever_comes_in() {
                 case.queue.land(flying.swap_remove(at));
             }
             _ => {
-                let Some((run, bytes, is_write)) = case.queue.first() else { continue };
+                let Some((run, bytes, kind)) = case.queue.first() else { continue };
                 let blocks: Vec<u64> = case.queue.take(run).collect();
                 assert!(blocks.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{blocks:?}");
-                assert!(blocks.len() <= 5 && bytes == blocks.len() as u64 * BLOCK);
+                let blocks_max = if matches!(kind, SpanKind::Read | SpanKind::Write) { 5 } else { 64 };
+                assert!(blocks.len() <= blocks_max && bytes == blocks.len() as u64 * BLOCK);
                 nr_out += blocks.len() as u64;
                 let start = blocks[0] * BLOCK;
-                let span = Span { start, end: start + bytes, is_write, nr_iovecs: 1 };
+                let span = Span { start, end: start + bytes, kind, nr_iovecs: 1 };
                 flying.extend(case.queue.fly(span));
             }
         }

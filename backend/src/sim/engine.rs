@@ -123,6 +123,9 @@ impl World {
         match (heads, step) {
             ([], _) => assert_eq!(step, Step::Sync, "a flush"),
             ([_], _) => {}
+            ([first, ..], Step::Write { offset, len }) if plan(first).what == What::Zeroes => {
+                self.check_run(heads, Step::Allocate { offset, len, is_punch: false });
+            }
             ([first, .., last], Step::Read { offset, len } | Step::Write { offset, len }) => {
                 assert!(heads.windows(2).all(|pair| {
                     let [a, b] = [plan(&pair[0]), plan(&pair[1])];
@@ -133,7 +136,16 @@ impl World {
             }
             // Written through: what follows the write of all.
             (_, Step::Sync) => {}
-            (_, Step::Allocate { .. }) => panic!("these are not merged"),
+            ([first, ..], Step::Allocate { offset, len, is_punch }) => {
+                let block = self.profile.align.block_bytes as u64;
+                let ranges: Vec<_> = heads.iter().filter_map(|head| plan(head).only_range(block)).collect();
+                assert_eq!(ranges.len(), heads.len(), "each has one range");
+                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+                assert_eq!(offset..offset + len, ranges[0].start..ranges[ranges.len() - 1].end);
+                let kind = plan(first).range_kind();
+                assert!(heads.iter().all(|head| plan(head).range_kind() == kind), "of different kinds");
+                assert!(!is_punch || kind != (What::Zeroes, false), "the space was to be kept");
+            }
         }
     }
 
@@ -172,10 +184,9 @@ impl World {
         let mut last = Last::Nothing;
         for head in &heads {
             let Some(request) = self.outstanding.get_mut(head) else { continue };
-            let (what, sectors) = (request.plan.what, request.plan.sectors.first());
-            match (heads.len(), sectors) {
-                (2.., Some(sectors)) => {
-                    let span = sectors.start * 512..sectors.end * 512;
+            let what = request.plan.what;
+            match (heads.len(), request.plan.only_range(block)) {
+                (2.., Some(span)) => {
                     request.record.note_member(what, port, step, span, result, now);
                 }
                 _ => request.record.note(what, port, step, result, now, block),

@@ -257,7 +257,12 @@ impl Record {
         now: Moment,
     ) {
         let (Step::Read { offset, len } | Step::Write { offset, len }) = step else {
-            return self.note(what, port, step, result, now, 1);
+            self.note(what, port, step, result, now, 1);
+            if matches!((self.last, step), (Last::Final(_), Step::Allocate { .. })) {
+                // As below.
+                (self.last, self.nr_busy) = (Last::Retry, 0);
+            }
+            return;
         };
         if span.end <= offset {
             return;

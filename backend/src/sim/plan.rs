@@ -80,6 +80,27 @@ pub(crate) struct Plan {
     pub(crate) twist: Twist,
 }
 
+impl Plan {
+    /// The bytes that it is about, if they are in one piece. A discard is about whole blocks only.
+    pub(crate) fn only_range(&self, block: u64) -> Option<Range<u64>> {
+        let bytes = self.sectors.iter().map(|sectors| sectors.start * 512..sectors.end * 512);
+        let whole = bytes.map(|bytes| match self.what {
+            What::Discard => bytes.start.next_multiple_of(block)..bytes.end / block * block,
+            _ => bytes,
+        });
+        let mut ranges = whole.filter(|range| !range.is_empty());
+        ranges.next().filter(|_| ranges.next().is_none())
+    }
+
+    /// What it does with its range, and whether the space may go.
+    pub(crate) fn range_kind(&self) -> (What, bool) {
+        // The flags of the first range that has sectors: the last word of its 16 bytes.
+        let first = self.sectors.iter().position(|sectors| !sectors.is_empty()).unwrap_or(0);
+        let flags = self.out.get(16 + first * 16 + 12).is_some_and(|flags| flags & 1 == 1);
+        (self.what, flags || self.what == What::Discard)
+    }
+}
+
 fn header(kind: u32, sector: u64) -> Vec<u8> {
     let mut bytes = vec![0xa5; 16];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());

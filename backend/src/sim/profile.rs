@@ -101,6 +101,7 @@ impl Profile {
                 path_depth: rng.pick(&[1, 2, 3, 64, 64]),
                 merge: MergeLimits {
                     bytes_max: rng.pick(&[0, 2048, 8192, 512 << 10, 512 << 10]),
+                    ranges_bytes_max: rng.pick(&[4096, 32 << 20]),
                     iovecs_max: rng.pick(&[3, 8, 1024, 1024]),
                 },
                 poll_ns: rng.pick(&[0, 0, 3_000, 1_000_000]),

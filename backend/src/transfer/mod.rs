@@ -110,6 +110,8 @@ pub struct Transfer {
     pub sent_ns: u64,
     /// See `sent_ns`.
     pub sent_bytes: u64,
+    /// Bytes of the disk that the step discards or zeroes without moving any.
+    pub sent_range_bytes: u64,
     /// The path that it was sent by: a flush has moved on to its next one when its end is booked.
     pub sent_lane: Option<Rc<Lane>>,
     /// Its index in the view of then.
@@ -378,7 +380,7 @@ mod run;
 mod steps;
 mod zeroing;
 
-pub use run::Span;
+pub use run::{Span, SpanKind};
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! Discard and write-zeroes: range by range, each way of zeroing as far as the path can do it.
 
+use polypath_paths::failover::Work;
+
 use super::Transfer;
 use crate::request::{Operation, Range};
 
@@ -30,6 +32,14 @@ impl Transfer {
 
     pub(super) fn current_range(&self) -> Option<Range> {
         self.buffers.ranges.get(self.range).copied()
+    }
+
+    /// Bytes of the disk that the next step discards or zeroes without moving any.
+    pub fn step_range_bytes(&self) -> u64 {
+        match self.work() {
+            Work::Discard | Work::WriteZeroes => self.current_range().map_or(0, |range| range.len),
+            Work::Read | Work::Write | Work::Flush => 0,
+        }
     }
 
     pub(super) fn skip_empty_ranges(&mut self) {

@@ -145,9 +145,13 @@ impl<E: Engine> Worker<E> {
             match status {
                 Status::Ok => {
                     let ns = self.now_ns.saturating_sub(begun_ns);
+                    let bytes = match kind {
+                        IoKind::Discard => transfer.own_range_bytes(),
+                        _ => request.data_len,
+                    };
                     match is_merged {
-                        false => self.stats().io.record(kind, 1, request.data_len, ns),
-                        true => self.stats().io.record_merged(kind, request.data_len, ns),
+                        false => self.stats().io.record(kind, 1, bytes, ns),
+                        true => self.stats().io.record_merged(kind, bytes, ns),
                     }
                 }
                 _ => self.stats().io.record_error(kind),
@@ -158,9 +162,10 @@ impl<E: Engine> Worker<E> {
 
     /// A merged run failed for a reason that may be one member's: each goes out by itself.
     pub(super) fn send_apart(&mut self, mut leader: Box<Transfer>) {
-        let done_until = leader.done_until();
         let mut pieces = Vec::new();
+        let mut is_moved = vec![leader.has_moved_own()];
         while let Some(member) = leader.take_member() {
+            is_moved.push(leader.has_moved(&member));
             pieces.push(member);
         }
         leader.begin_alone();
@@ -180,8 +185,8 @@ impl<E: Engine> Worker<E> {
         if let Some(id) = trouble {
             self.map_state().end_trouble(id);
         }
-        for piece in pieces {
-            match piece.span_end() <= done_until && !piece.owes_sync() {
+        for (piece, is_moved) in pieces.into_iter().zip(is_moved) {
+            match is_moved && !piece.owes_sync() {
                 true => self.finish(piece, Status::Ok),
                 false => self.dispatch(piece),
             }

@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
+use polypath_selector::Direction;
+
 use super::Worker;
 use crate::dispatch::Choice;
 use crate::engine::Engine;
 use crate::merge::RunId;
 use crate::request::Status;
-use crate::transfer::Transfer;
+use crate::transfer::{SpanKind, Transfer};
 
 /// Transfers that go out before what has come back is looked at: a quarter of what waits, within these bounds. A path that
 /// answers during the submission would otherwise keep all answers until the last request is done, and the guest without
@@ -32,13 +34,19 @@ impl<E: Engine> Worker<E> {
         }
         self.dispatcher.catch_up();
         let mut nr_sent = 0;
-        while let Some((run, bytes, is_write)) = self.queue.first() {
+        while let Some((run, bytes, kind)) = self.queue.first() {
             if nr_sent == self.chunk && !self.stopping {
                 self.has_more = true;
                 return;
             }
             nr_sent += 1;
-            let choice = self.dispatcher.choose_open(bytes, is_write, self.now_ns);
+            let (direction, bytes) = match kind {
+                SpanKind::Read => (Direction::Read, bytes),
+                SpanKind::Write => (Direction::Write, bytes),
+                // No data moves.
+                SpanKind::Discard | SpanKind::Zero | SpanKind::ZeroUnmap => (Direction::Other, 0),
+            };
+            let choice = self.dispatcher.choose_open(bytes, direction, self.now_ns);
             // While the ring stops nothing waits for room.
             if choice == Choice::Full && !self.stopping {
                 return;
@@ -114,7 +122,7 @@ impl<E: Engine> Worker<E> {
 
     pub(super) fn send(&mut self, mut transfer: Box<Transfer>) {
         if transfer.flight.is_none()
-            && let Some(span) = transfer.span()
+            && let Some(span) = transfer.flight_span()
         {
             transfer.flight = self.queue.fly(span);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polypath_vm_tests::control::{Control, Socket};
 use polypath_vm_tests::faulty::{Kind, Rule};
-use polypath_vm_tests::front_end::Op;
+use polypath_vm_tests::front_end::{Op, Segment};
 use polypath_vm_tests::server::{Server, exit_code, wait_until};
 use serde_json::{Value, json};
 
@@ -229,8 +229,16 @@ fn counters_count_by_path_and_by_queue_and_can_be_reset() {
         "{counters}"
     );
     disk.queues[0].flush().unwrap();
+    // Four adjacent ranges in one kick are one I/O; a range by itself is another.
+    let ranges: Vec<_> = (0..4).map(|i| Op::Discard(vec![Segment::new(i * 8, 8)])).collect();
+    disk.queues[0].run_all(&ranges).unwrap();
+    disk.queues[1].write_zeroes(64, 16, 0).unwrap();
     let counters = control.result(json!({ "command": "counters" })).unwrap();
     assert_eq!(sum(&counters["queues"], "flush", "nr_ios"), 1, "{counters}");
+    for list in ["paths", "queues"] {
+        let of = |name| sum(&counters[list], "discard", name);
+        assert_eq!((of("nr_ios"), of("nr_merged"), of("bytes")), (2, 3, 6 * 4096), "{list}: {counters}");
+    }
 }
 
 #[test]

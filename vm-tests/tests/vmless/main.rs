@@ -17,6 +17,7 @@ mod common;
 mod crash;
 mod discard;
 mod failover;
+mod fairness;
 mod fence;
 mod flush;
 mod framing;

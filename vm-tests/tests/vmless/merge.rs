@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use polypath_vm_tests::faulty::{FaultyFs, Rule};
+use polypath_vm_tests::front_end::request::UNMAP;
 use polypath_vm_tests::front_end::verify::Rng;
-use polypath_vm_tests::front_end::{Cut, Disk, Framing, IOERR, OK, Op};
+use polypath_vm_tests::front_end::{Cut, Disk, Framing, IOERR, OK, Op, Segment, UNSUPP};
 use polypath_vm_tests::server::Server;
 
 use crate::common::{Image, MIB, SOON, filled, need, serve, statuses};
@@ -239,4 +240,86 @@ fn f09_an_error_in_a_merged_write_is_that_members_alone() {
         image.assert_filled(0..80);
         image.assert_filled(88..128);
     }
+}
+
+/// Adjacent ranges of 4 KiB, one request each, in an order that nobody would choose.
+fn ranges(discard: bool, flags: u32) -> Vec<Op> {
+    let range = |i: u64| vec![Segment::new(i * 8, 8).flags(flags)];
+    let all = [3, 0, 7, 5, 1, 6, 2, 4].into_iter().map(range);
+    all.map(|range| if discard { Op::Discard(range) } else { Op::WriteZeroes(range) }).collect()
+}
+
+#[test]
+fn discards_and_write_zeroes_merge_with_their_like() {
+    need!(faulty);
+    for (discard, flags) in [(true, 0), (false, 0), (false, UNMAP)] {
+        for (merge_max, nr_expected) in [("512", 1), ("0", 8)] {
+            let image = Image::filled(MIB);
+            let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+            let server =
+                Server::polypath().path(fs.path("a")).arg("--merge-max").arg(merge_max).start().unwrap();
+            let mut disk = Disk::at(server.socket()).queue_size(64).open().unwrap();
+            let before = fs.counts("a");
+            assert_eq!(statuses(disk.q(), &ranges(discard, flags)), [OK; 8]);
+            let nr = fs.counts("a").fallocates - before.fallocates;
+            assert_eq!(nr, nr_expected, "discard {discard}, flags {flags}, --merge-max {merge_max}");
+            assert_eq!(fs.counts("a").writes, before.writes);
+            assert_eq!(disk.q().read(0, 64).unwrap(), vec![0; 64 * 512]);
+            image.assert_filled(64..image.sectors());
+        }
+    }
+    // Nothing of different kinds, and nothing across a flush.
+    let image = Image::filled(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let server = Server::polypath().path(fs.path("a")).start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(64).open().unwrap();
+    let before = fs.counts("a").fallocates;
+    let zeroes = |i: u64, flags| Op::WriteZeroes(vec![Segment::new(i * 8, 8).flags(flags)]);
+    let ops = [zeroes(0, 0), zeroes(1, UNMAP), Op::Discard(vec![Segment::new(16, 8)]), zeroes(3, 0)];
+    assert_eq!(statuses(disk.q(), &ops), [OK; 4]);
+    assert_eq!(fs.counts("a").fallocates - before, 4);
+    assert_eq!(statuses(disk.q(), &[zeroes(4, 0), Op::Flush, zeroes(5, 0)]), [OK; 3]);
+    assert_eq!(fs.counts("a").fallocates - before, 6);
+    image.assert_filled(48..image.sectors());
+}
+
+#[test]
+fn f09_merged_zeroes_that_the_path_has_to_be_written() {
+    need!(faulty);
+    let image = Image::filled(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a", "b"]).unwrap();
+    let server = Server::polypath().paths(fs.paths(&["a", "b"])).start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(64).open().unwrap();
+    for name in ["a", "b"] {
+        fs.rule(name, Rule::errno(libc::EOPNOTSUPP).fallocates());
+        // A bad sector in the sixth range: that one fails, and no other.
+        fs.rule(name, Rule::errno(libc::ENODATA).writes().sectors(43..44));
+    }
+    let mut expected = [OK; 8];
+    expected[3] = IOERR;
+    for flags in [0, UNMAP] {
+        assert_eq!(statuses(disk.q(), &ranges(false, flags)), expected, "flags {flags}");
+    }
+    assert_eq!(disk.q().read(0, 40).unwrap(), vec![0; 40 * 512]);
+    assert_eq!(disk.q().read(48, 16).unwrap(), vec![0; 16 * 512]);
+    image.assert_filled(64..image.sectors());
+    // No path can discard: each member hears so, and no path is at fault.
+    assert_eq!(statuses(disk.q(), &ranges(true, 0)), [UNSUPP; 8]);
+    assert_eq!(server.count_log("path failed"), 0);
+}
+
+#[test]
+fn f02_merged_discards_move_on_when_their_path_fails() {
+    need!(faulty);
+    let image = Image::filled(MIB);
+    let fs = FaultyFs::mount(&image.path, &["a", "b"]).unwrap();
+    let server = Server::polypath().paths(fs.paths(&["a", "b"])).start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(64).open().unwrap();
+    fs.rule("a", Rule::errno(libc::ENOLINK).fallocates());
+    fs.rule("b", Rule::errno(libc::ENOLINK).fallocates().next(1));
+    for discard in [true, false] {
+        assert_eq!(statuses(disk.q(), &ranges(discard, 0)), [OK; 8]);
+    }
+    assert_eq!(disk.q().read(0, 64).unwrap(), vec![0; 64 * 512]);
+    image.assert_filled(64..image.sectors());
 }

@@ -376,3 +376,21 @@ fn f11_a_table_that_asks_for_more_alignment_than_the_one_before() {
     case.transfer.buffers.segments = segments;
     assert!(case.guest_data() == vec![7; 5120]);
 }
+
+#[test]
+fn a_run_under_way_is_known_by_all_of_it() {
+    let mut case = Case::new(1);
+    case.write(&[4096], false);
+    let mut other = Box::<Transfer>::default();
+    other.buffers.segments.push(Segment { addr: GuestAddress(0x8000), len: 8192 });
+    let mut request = unreadable(4);
+    (request.operation, request.data_len) = (Operation::Write { offset: 4096 }, 8192);
+    other.begin(request, &case.lease, &case.table, false, 0).unwrap();
+    case.transfer.lead([other].into_iter(), Vec::new());
+    assert_eq!(case.transfer.flight_span().map(|span| (span.start, span.end)), Some((0, 12288)));
+    assert_eq!(case.transfer.complete(4096), Next::Again);
+    assert_eq!(case.transfer.flight_span(), None, "not new any more");
+    let (request, ..) = case.transfer.take_member().unwrap().end(Status::Ok).unwrap();
+    let _ = request.into_head();
+    case.end(Status::Ok);
+}

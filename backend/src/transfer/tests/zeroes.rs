@@ -152,3 +152,77 @@ fn f16_a_discard_or_zeroes_is_to_be_flushed() {
         assert!(case.is_dirty(1) && !case.is_dirty(0));
     }
 }
+
+/// A request of one range, begun and not sent.
+fn one_range(case: &Case, operation: Operation, offset: u64, unmap: bool) -> Box<Transfer> {
+    let mut transfer = Box::<Transfer>::default();
+    transfer.buffers.ranges.push(Range { offset, len: 4096, unmap });
+    let mut request = unreadable(5);
+    request.operation = operation;
+    transfer.begin(request, &case.lease, &case.table, false, 0).unwrap();
+    transfer
+}
+
+#[test]
+fn a_range_of_ranges_is_one_and_falls_apart_into_its_members() {
+    for operation in [Operation::Discard, Operation::WriteZeroes] {
+        let mut case = Case::new(2);
+        case.ranges(operation, &[(0, 0, true), (8192, 4096, true)], false);
+        let own = case.transfer.span().unwrap();
+        assert_eq!((own.start, own.end, own.nr_iovecs), (8192, 12288, 0));
+        let others = [12288, 16384].map(|offset| one_range(&case, operation, offset, true));
+        assert!(others.iter().all(|other| other.span().is_some_and(|span| span.kind == own.kind)));
+        case.transfer.lead(others.into_iter(), Vec::new());
+        assert_eq!(case.transfer.flight_span().map(|span| (span.start, span.end)), Some((8192, 20480)));
+        assert_eq!(case.transfer.changes(), Some((0, 20480)));
+        assert_eq!(case.step(), Step::PunchHole { offset: 8192, len: 12288 });
+        // Memory that changes under way is none of its concern.
+        let lease = Rc::clone(&case.lease);
+        assert_eq!(case.transfer.remap(&lease), Ok(()));
+        assert_eq!(case.step(), Step::PunchHole { offset: 8192, len: 12288 });
+        assert_eq!(case.transfer.complete(-libc::ENOSPC), IOERR);
+        let members: Vec<_> = std::iter::from_fn(|| case.transfer.take_member()).collect();
+        assert!(!case.transfer.has_moved_own() && !members.iter().any(|m| case.transfer.has_moved(m)));
+        case.transfer.begin_alone();
+        assert_eq!(case.transfer.span(), None, "not merged again");
+        assert_eq!(case.step(), Step::PunchHole { offset: 8192, len: 4096 });
+        assert_eq!(case.transfer.complete(0), OK);
+        case.end(Status::Ok);
+        for (mut member, offset) in members.into_iter().zip([12288, 16384]) {
+            member.begin_alone();
+            assert_eq!(member.changes(), Some((offset, offset + 4096)));
+            let (request, ..) = member.end(Status::Ok).unwrap();
+            let _ = request.into_head();
+        }
+    }
+}
+
+#[test]
+fn ranges_that_are_written_by_hand_are_written_whole() {
+    let mut case = Case::new(1);
+    case.ranges(Operation::WriteZeroes, &[(0, 4096, false)], false);
+    let other = one_range(&case, Operation::WriteZeroes, 4096, false);
+    case.transfer.lead([other].into_iter(), Vec::new());
+    assert_eq!(case.step(), Step::ZeroRange { offset: 0, len: 8192 });
+    assert_eq!(case.transfer.complete(-libc::EOPNOTSUPP), Next::Again);
+    assert_eq!(case.step(), Step::Write { offset: 0, len: 8192 });
+    assert_eq!(case.transfer.complete(4096), Next::Again);
+    assert_eq!(case.step(), Step::Write { offset: 4096, len: 4096 });
+    assert_eq!(case.transfer.complete(4096), OK);
+    let (request, ..) = case.transfer.take_member().unwrap().end(Status::Ok).unwrap();
+    let _ = request.into_head();
+    case.end(Status::Ok);
+}
+
+#[test]
+fn what_has_two_ranges_or_has_begun_is_not_merged() {
+    let mut case = Case::new(1);
+    case.ranges(Operation::Discard, &[(0, 4096, true), (8192, 4096, true)], false);
+    assert_eq!(case.transfer.span(), None);
+    case.end(Status::Ok);
+    case.ranges(Operation::WriteZeroes, &[(0, 4096, false)], false);
+    assert!(case.transfer.span().is_some());
+    assert_eq!(case.transfer.complete(-libc::EOPNOTSUPP), Next::Again);
+    assert_eq!(case.transfer.span(), None);
+    case.end(Status::Ok);
+}

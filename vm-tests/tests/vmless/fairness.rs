@@ -1,0 +1,77 @@
+//! Nobody waits for ever behind others that merge better.
+
+use polypath_vm_tests::faulty::FaultyFs;
+use polypath_vm_tests::front_end::verify::Rng;
+use polypath_vm_tests::front_end::{Disk, OK, Op};
+use polypath_vm_tests::server::Server;
+
+use crate::common::{Image, MIB, filled, need};
+
+const NR_STREAMS: u64 = 64;
+const PER_STREAM: u64 = 5;
+const NR_READS: u64 = 60;
+const BLOCK_SECTORS: u64 = 8;
+
+/// One random reader beside 64 sequential writers that always have several requests each in the same ring, and a path
+/// that takes two I/Os at a time. Counted is how many I/Os the path is given between a read's coming and its answer.
+#[test]
+fn one_random_reader_is_not_starved_by_64_sequential_writers() {
+    need!(faulty);
+    let image = Image::filled((NR_STREAMS + 1) * MIB);
+    let fs = FaultyFs::mount(&image.path, &["a"]).unwrap();
+    let server =
+        Server::polypath().path(fs.path("a")).arg("--path-depth=2").queue_size(1024).start().unwrap();
+    let mut disk = Disk::at(server.socket()).queue_size(1024).open().unwrap();
+    let nr_ios = || {
+        let counts = fs.counts("a");
+        counts.reads + counts.writes
+    };
+    let mut rng = Rng::new(64);
+    let stream_sectors = MIB / 512;
+    let mut next = [0; NR_STREAMS as usize];
+    let mut write = |stream: u64| {
+        let at = &mut next[stream as usize];
+        let sector = stream * stream_sectors + *at;
+        *at = (*at + BLOCK_SECTORS) % stream_sectors;
+        Op::write(sector, filled(sector, BLOCK_SECTORS))
+    };
+    let q = disk.q();
+    let mut writers = std::collections::HashMap::new();
+    for stream in (0..NR_STREAMS).cycle().take((NR_STREAMS * PER_STREAM) as usize) {
+        writers.insert(q.stage(&write(stream)).unwrap(), stream);
+    }
+    q.kick();
+    let place = |rng: &mut Rng| NR_STREAMS * stream_sectors + rng.below(stream_sectors / 8) * 8;
+    let (mut nr_read, mut nr_written, mut worst) = (0, 0_u64, 0);
+    let mut sector = place(&mut rng);
+    let mut since = nr_ios();
+    let mut reader = q.submit(&Op::read(sector, BLOCK_SECTORS as usize)).unwrap();
+    while nr_read < NR_READS {
+        let mut done = Some(q.done().unwrap());
+        while let Some(one) = done {
+            assert_eq!(one.status, OK);
+            if one.tag == reader {
+                assert!(one.data == filled(sector, BLOCK_SECTORS), "read {nr_read}");
+                worst = worst.max(nr_ios() - since);
+                nr_read += 1;
+                sector = place(&mut rng);
+                since = nr_ios();
+                reader = q.submit(&Op::read(sector, BLOCK_SECTORS as usize)).unwrap();
+            } else {
+                nr_written += 1;
+                let stream = writers.remove(&one.tag).unwrap();
+                writers.insert(q.stage(&write(stream)).unwrap(), stream);
+            }
+            done = q.done_now().unwrap();
+        }
+        q.kick();
+    }
+    println!("{nr_written} writes beside {nr_read} reads, which {worst} I/Os at most went before");
+    // Those that waited, a run for each stream; what the path has; and what begins between two counts.
+    assert!(worst <= NR_STREAMS * 3 / 2, "{worst} I/Os went before a read");
+    assert!(nr_written > NR_READS * NR_STREAMS / 2, "{nr_written} writes: the reader met no writers");
+    while q.nr_pending() != 0 {
+        assert_eq!(q.done().unwrap().status, OK);
+    }
+    image.assert_filled(0..image.sectors());
+}

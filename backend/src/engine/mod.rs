@@ -31,17 +31,36 @@ pub enum Event {
 /// How long more events are waited for than one.
 pub const GATHER_TIME: Duration = Duration::from_micros(50);
 
+/// The same where they have come within [`GATHER_TIME`] again and again: just in case. Longer than the kernel's tick (4 ms
+/// at 250 Hz): such a timer is hardly ever the next one of its processor, so that setting and stopping it leaves the
+/// hardware alone, which in a virtual machine costs several microseconds each time.
+pub const SURE_GATHER_TIME: Duration = Duration::from_millis(5);
+
+/// Events that a wait is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// How many.
+    pub nr: u32,
+    /// How long for more than one.
+    pub within: Duration,
+}
+
+impl Wanted {
+    /// The next event, whatever it is.
+    pub const ONE: Self = Self { nr: 1, within: Duration::ZERO };
+}
+
 /// What a worker needs of the kernel.
 pub trait Engine {
     /// Queues the transfer's next step. It goes out at the next [`Engine::wait`], together with all others.
     fn start(&mut self, transfer: Box<Transfer>);
 
     /// Sends what is queued, in one call, and waits for an event or the timeout, whichever comes first. None waits for
-    /// ever; zero only looks. `nr_wanted` events are waited for if they come within [`GATHER_TIME`].
+    /// ever; zero only looks. More than one event is waited for as long as `wanted` says.
     ///
     /// # Errors
     /// Only if the ring itself is broken.
-    fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()>;
+    fn wait(&mut self, timeout: Option<Duration>, wanted: Wanted) -> io::Result<()>;
 
     /// Sends what is queued, without waiting.
     ///

@@ -12,7 +12,7 @@ use io_uring::{IoUring, opcode, squeue};
 use super::at_once::{self, moved_by_null};
 use super::buffers::{self, Buffers};
 use super::files::Files;
-use super::{Engine, Event, GATHER_TIME};
+use super::{Engine, Event, GATHER_TIME, Wanted};
 use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::GuestMap;
@@ -241,7 +241,7 @@ impl Engine for UringEngine {
         unsafe { self.push(&entry.user_data(u64::from(slot))) };
     }
 
-    fn wait(&mut self, timeout: Option<Duration>, nr_wanted: u32) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, wanted: Wanted) -> io::Result<()> {
         self.arm_watches();
         self.files.let_go(&self.ring)?;
         if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
@@ -249,15 +249,21 @@ impl Engine for UringEngine {
             let has_cause = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
             return if has_cause { self.enter() } else { Ok(()) };
         }
+        let gathers = wanted.nr > 1 && self.can_gather;
+        let nr = if gathers { wanted.nr as usize } else { 1 };
+        let is_short = wanted.within <= GATHER_TIME;
+        let timeout = match gathers && !is_short {
+            true => Some(timeout.map_or(wanted.within, |timeout| timeout.min(wanted.within))),
+            false => timeout,
+        };
         let timespec = timeout.map(Timespec::from);
         let mut args = SubmitArgs::new();
         if let Some(timespec) = &timespec {
             args = args.timespec(timespec);
         }
-        let mut nr = 1;
-        if nr_wanted > 1 && self.can_gather {
-            nr = nr_wanted as usize;
-            args = args.min_wait_usec(u32::try_from(GATHER_TIME.as_micros()).unwrap_or(0));
+        if gathers && is_short {
+            // After that time one event is enough.
+            args = args.min_wait_usec(u32::try_from(wanted.within.as_micros()).unwrap_or(0));
         }
         match self.ring.submitter().submit_with_args(nr, &args) {
             Ok(_) => Ok(()),
@@ -378,7 +384,7 @@ impl Drop for UringEngine {
     fn drop(&mut self) {
         // The kernel may still write into what the transfers own: it is not freed before the kernel is done with it.
         while self.nr_in_flight() != 0 {
-            if self.wait(None, 1).is_err() {
+            if self.wait(None, Wanted::ONE).is_err() {
                 for slot in &mut self.slots {
                     std::mem::forget(slot.take());
                 }

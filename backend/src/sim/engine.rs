@@ -11,7 +11,7 @@ use super::lun::{Last, Record, Step};
 use super::plan::What;
 use super::ports::port_of;
 use super::world::{Op, World};
-use crate::engine::{Engine, Event};
+use crate::engine::{Engine, Event, Wanted};
 use crate::gather::Alignment;
 use crate::transfer::Transfer;
 
@@ -30,7 +30,7 @@ impl Engine for SimEngine {
         world.poke();
     }
 
-    fn wait(&mut self, timeout: Option<Duration>, _nr_wanted: u32) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, _wanted: Wanted) -> io::Result<()> {
         let mut world = self.0.borrow_mut();
         world.wait(timeout);
         world.control.active_before = world.active_ports();

@@ -30,7 +30,7 @@ use poll::Window;
 
 use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
-use crate::engine::{Engine, Event};
+use crate::engine::{Engine, Event, Wanted};
 use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::MapLease;
@@ -231,7 +231,7 @@ impl<E: Engine> Worker<E> {
             self.engine.note_new_view();
         }
         if self.has_more {
-            return self.engine.wait(Some(Duration::ZERO), 1);
+            return self.engine.wait(Some(Duration::ZERO), Wanted::ONE);
         }
         // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
         // where requests come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
@@ -240,13 +240,14 @@ impl<E: Engine> Worker<E> {
             return Ok(());
         }
         if self.must_look_again() {
-            return self.engine.wait(Some(Duration::ZERO), 1);
+            return self.engine.wait(Some(Duration::ZERO), Wanted::ONE);
         }
         let timeout = self.timeout();
         let begun_ns = self.engine.now_ns();
         self.stats().nr_sleeps.add_one();
-        self.nr_wanted = self.batch.wanted(self.engine.nr_in_flight());
-        self.engine.wait(timeout, self.nr_wanted)?;
+        let wanted = self.batch.wanted(self.engine.nr_in_flight());
+        self.nr_wanted = wanted.nr;
+        self.engine.wait(timeout, wanted)?;
         self.slept_ns = self.engine.now_ns().saturating_sub(begun_ns);
         if is_idle {
             self.window.slept(self.slept_ns);

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use polypath::disk::{Disk, DiskOptions, Tuning};
-use polypath::engine::{Engine, Event};
+use polypath::engine::{Engine, Event, Wanted};
 use polypath::memory::{GuestMap, Lessor};
 use polypath::transfer::Transfer;
 use polypath::vring::{RingAddresses, Vring};
@@ -70,7 +70,7 @@ impl<F: FnMut(u32)> Engine for Loopback<F> {
         self.nr_in_flight += 1;
     }
 
-    fn wait(&mut self, _timeout: Option<Duration>, _nr_wanted: u32) -> io::Result<()> {
+    fn wait(&mut self, _timeout: Option<Duration>, _wanted: Wanted) -> io::Result<()> {
         if !self.done.is_empty() {
             return Ok(());
         }

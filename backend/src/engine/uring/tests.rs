@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
+use crate::engine::SURE_GATHER_TIME;
 use crate::lane::{Snapshot, View};
 use crate::memory::{GuestMap, Lessor, MapLease, anonymous};
 use crate::request::{Operation, Range, Segment, Status, unreadable};
@@ -99,7 +100,7 @@ impl Case {
                 return event;
             }
             assert!(start.elapsed() < SOON, "nothing happens");
-            self.engine.wait(Some(SOON), 1).unwrap();
+            self.engine.wait(Some(SOON), Wanted::ONE).unwrap();
         }
     }
 
@@ -120,7 +121,7 @@ impl Case {
 
     /// Whatever has happened and must not have: waits a moment for it.
     fn assert_quiet(&mut self) {
-        self.engine.wait(Some(Duration::from_millis(20)), 1).unwrap();
+        self.engine.wait(Some(Duration::from_millis(20)), Wanted::ONE).unwrap();
         if let Some(event) = self.engine.next_event() {
             panic!("{event:?}");
         }
@@ -276,7 +277,7 @@ fn f18_nothing_is_let_go_of_while_the_kernel_works_on_it() {
             case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
         }
         if is_sent {
-            case.engine.wait(Some(Duration::ZERO), 1).unwrap();
+            case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
         }
         let Case { links, table, guest, lease, engine, .. } = case;
         // The view has the lane as well, and so has the ring, for the file.

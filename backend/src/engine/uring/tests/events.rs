@@ -78,7 +78,7 @@ fn a_kick_that_waits_when_its_descriptor_is_replaced_does_no_harm() {
     case.assert_quiet();
     signal(&first);
     // It is in the completion queue, and the replacement is made before anyone looks.
-    case.engine.wait(Some(SOON), 1).unwrap();
+    case.engine.wait(Some(SOON), Wanted::ONE).unwrap();
     let second = case.watch();
     case.assert_quiet();
     signal(&second);
@@ -112,7 +112,7 @@ fn a_wake_ends_any_wait() {
                 std::thread::sleep(Duration::from_millis(10));
                 signal(&wake);
             });
-            case.engine.wait(None, 1).unwrap();
+            case.engine.wait(None, Wanted::ONE).unwrap();
         });
         case.assert_wake();
     }
@@ -153,13 +153,35 @@ fn events_of_all_kinds_come_together() {
 fn a_wait_ends_when_its_time_is_over_and_not_before() {
     let mut case = Case::new(1);
     let before_ns = case.engine.now_ns();
-    case.engine.wait(Some(Duration::from_millis(30)), 1).unwrap();
+    case.engine.wait(Some(Duration::from_millis(30)), Wanted::ONE).unwrap();
     let waited_ns = case.engine.now_ns() - before_ns;
     assert!((29_000_000..5_000_000_000).contains(&waited_ns), "{waited_ns} ns");
     assert!(case.engine.next_event().is_none());
     let start = Instant::now();
-    (0..100).for_each(|_| case.engine.wait(Some(Duration::ZERO), 1).unwrap());
+    (0..100).for_each(|_| case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap());
     assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn f27_more_than_one_event_is_waited_for_only_so_long() {
+    for within in [GATHER_TIME, SURE_GATHER_TIME] {
+        let mut case = Case::new(4);
+        let kick = case.watch();
+        case.assert_quiet();
+        // One event of two that were wanted: it is not kept for as long as nothing else happens.
+        signal(&kick);
+        let start = Instant::now();
+        case.engine.wait(None, Wanted { nr: 2, within }).unwrap();
+        case.assert_kick();
+        assert!(start.elapsed() < SOON);
+        // An earlier timeout counts.
+        case.engine.wait(Some(Duration::from_millis(1)), Wanted { nr: 2, within }).unwrap();
+        // Both of two.
+        signal(&kick);
+        signal(&case.wake);
+        case.engine.wait(None, Wanted { nr: 2, within: SOON }).unwrap();
+        assert!(case.engine.next_event().is_some() && case.engine.next_event().is_some());
+    }
 }
 
 #[test]
@@ -169,7 +191,7 @@ fn looking_without_waiting_sends_what_is_queued() {
     let start = Instant::now();
     let transfer = loop {
         assert!(start.elapsed() < SOON);
-        case.engine.wait(Some(Duration::ZERO), 1).unwrap();
+        case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
         if let Some(Event::Done(transfer, 512)) = case.engine.next_event() {
             break transfer;
         }

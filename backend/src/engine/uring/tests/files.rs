@@ -36,11 +36,11 @@ fn a_path_that_leaves_is_closed_when_its_requests_are_done() {
     assert!(!is_closed(&file));
     let late = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
     case.leave();
-    case.engine.wait(Some(Duration::ZERO), 1).unwrap();
+    case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
     assert!(!is_closed(&file), "a request has it still");
     assert_eq!(case.run(late), 4096);
     assert!(!is_closed(&file), "nobody has looked since");
-    case.engine.wait(Some(Duration::ZERO), 1).unwrap();
+    case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
     assert!(is_closed(&file));
 }
 

@@ -151,6 +151,11 @@ impl Dispatcher {
         }
     }
 
+    /// Whether nothing has changed since then.
+    pub fn is_up_to_date(&self) -> bool {
+        self.snapshot.map().epoch() == self.epoch
+    }
+
     /// Looks at the table, the groups and the health of the paths anew.
     fn refresh(&mut self) {
         self.epoch = self.snapshot.map().epoch();

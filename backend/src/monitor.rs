@@ -294,6 +294,17 @@ impl Monitor {
         Ok(())
     }
 
+    /// The same where paths leave the table: what they carried is flushed by `heir` from now on. It is told before, for flushes
+    /// by the new table, and after, since a flush by the old one may have covered that meanwhile and not what was written
+    /// behind it. What is answered later still is noted by the workers.
+    fn publish_to(&mut self, groups: Vec<Group>, heir: Option<Arc<Path>>) -> anyhow::Result<()> {
+        let tell = || heir.iter().for_each(|path| path.ledger().note_foreign_write());
+        tell();
+        self.publish(groups)?;
+        tell();
+        Ok(())
+    }
+
     fn fail_back(&mut self, table: &Table) {
         if let Some(best) = table.best_group() {
             table.switch_group(Some(best));

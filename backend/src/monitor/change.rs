@@ -246,12 +246,9 @@ impl Monitor {
         let group = kept.and_then(|kept| {
             groups.iter().position(|g| g.paths.iter().any(|(path, _)| Arc::ptr_eq(path, &kept)))
         });
-        // What it carried is flushed by another path from now on.
-        if let Some((heir, _)) = groups.iter().flat_map(|g| &g.paths).next() {
-            heir.ledger().note_foreign_write();
-        }
+        let heir = groups.iter().flat_map(|g| &g.paths).next().map(|(path, _)| Arc::clone(path));
         drop(table);
-        self.publish(groups)?;
+        self.publish_to(groups, heir)?;
         let table = self.disk.table().load();
         table.switch_group(group);
         let probe_id = self.watched.remove(name).map_or(0, |watched| watched.probe_id);

@@ -154,12 +154,10 @@ impl Monitor {
             let is_of = |path: &Path| current.paths.iter().any(|(p, _)| p.name() == path.name());
             groups.iter().position(|group| group.paths.iter().any(|(path, _)| is_of(path)))
         });
-        // What the others carried is flushed by another path from now on.
-        if let (Some((heir, _)), false) = (groups.iter().flat_map(|g| &g.paths).next(), gone.is_empty()) {
-            heir.ledger().note_foreign_write();
-        }
+        let heir = groups.iter().flat_map(|g| &g.paths).next().filter(|_| !gone.is_empty());
+        let heir = heir.map(|(path, _)| Arc::clone(path));
         drop(old);
-        self.publish(groups)?;
+        self.publish_to(groups, heir)?;
         let table = self.disk.table().load();
         table.switch_group(group);
         let nr_active = table.nr_active();

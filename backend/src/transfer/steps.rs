@@ -78,8 +78,7 @@ impl Transfer {
                 if let Some(path) = self.path() {
                     path.ledger().end_flush(&self.coverage);
                 }
-                self.flush_owed = false;
-                let finished = self.drop_flush_target();
+                let finished = self.flush_target_done();
                 self.next_step(finished)
             }
             Some(_) if sync => {

@@ -19,7 +19,10 @@ impl<E: Engine> Worker<E> {
             _ if result >= 0 => Outcome::Success,
             _ => Outcome::TargetError,
         };
-        if result >= 0 && transfer.changes().is_some() && !transfer.is_of(self.dispatcher.snapshot()) {
+        if result >= 0
+            && transfer.changes().is_some()
+            && !(transfer.is_of(self.dispatcher.snapshot()) && self.dispatcher.is_up_to_date())
+        {
             // Its path may have left the table, and flushes go by the table.
             self.dispatcher.note_foreign_write();
         }
@@ -78,8 +81,8 @@ impl<E: Engine> Worker<E> {
         {
             transfer.trouble.set(Some(self.map_state().begin_trouble(start, end)));
         }
-        if transfer.is_flush() && transfer.drop_flush_target() {
-            return self.finish(transfer, Status::Ok);
+        if transfer.is_flush() {
+            transfer.flush_target_failed();
         }
         let snapshot = Rc::clone(self.dispatcher.snapshot());
         transfer.rebase(&snapshot);

@@ -99,15 +99,14 @@ fn f16_an_error_of_the_target_is_the_guests_and_leaves_the_writes_to_be_flushed(
 }
 
 /// What the worker does when the path of a flush has failed.
-fn reroute(case: &mut Case, replacement: usize) -> Option<usize> {
+fn reroute(case: &mut Case, replacement: usize) -> usize {
     let _ = case.table.fail_path(case.transfer.path_index(), 1);
     case.transfer.note_refusal(1);
-    if case.transfer.drop_flush_target() {
-        return None;
-    }
+    case.transfer.flush_target_failed();
+    assert!(!case.transfer.is_empty());
     let path = case.transfer.required_path().unwrap_or(replacement);
     case.transfer.set_path(path);
-    Some(path)
+    path
 }
 
 #[test]
@@ -117,7 +116,7 @@ fn f03_what_a_failed_path_carried_is_flushed_by_another() {
     wrote(&case, 1);
     case.flush();
     assert_eq!(case.transfer.complete(-libc::ENODEV), Next::Elsewhere(libc::ENODEV));
-    assert_eq!(reroute(&mut case, 2), Some(2));
+    assert_eq!(reroute(&mut case, 2), 2);
     assert_eq!(case.transfer.tried(), 1 << 1);
     assert_eq!((case.step(), case.transfer.complete(0)), (Step::Sync, OK));
 }
@@ -127,7 +126,7 @@ fn f03_a_flush_whose_path_fails_goes_on_with_the_others() {
     let mut case = Case::new(3);
     case.flush();
     assert_eq!(case.transfer.complete(-libc::ENODEV), Next::Elsewhere(libc::ENODEV));
-    assert_eq!(reroute(&mut case, 2), Some(1), "path 1 has its own to flush, wherever the selector points");
+    assert_eq!(reroute(&mut case, 2), 1, "path 1 has its own to flush, wherever the selector points");
     assert_eq!(case.transfer.complete(0), Next::Again);
     assert_eq!(case.transfer.path_index(), 2);
     assert_eq!(case.transfer.complete(0), OK);
@@ -139,7 +138,21 @@ fn f03_a_failure_after_another_path_was_flushed() {
     case.flush();
     assert_eq!(case.transfer.complete(0), Next::Again);
     assert_eq!(case.transfer.complete(-libc::ENODEV), Next::Elsewhere(libc::ENODEV));
-    assert_eq!(reroute(&mut case, 0), None, "path 0 was flushed after all of it was written");
+    assert_eq!(reroute(&mut case, 0), 0, "path 0 was flushed before what path 1 had became anybody's");
+    assert_eq!((case.step(), case.transfer.complete(0)), (Step::Sync, OK));
+}
+
+/// The same when others take it out.
+#[test]
+fn f03_the_last_path_is_taken_out_by_others_after_another_was_flushed() {
+    let mut case = Case::new(3);
+    case.flush();
+    let _ = case.table.fail_path(1, 1);
+    let _ = case.table.fail_path(2, 1);
+    assert_eq!(case.transfer.complete(0), Next::Again, "path 0 was flushed before they failed, as it may be");
+    assert_eq!(case.transfer.required_path(), None, "any path does");
+    case.transfer.set_path(0);
+    assert_eq!((case.step(), case.transfer.complete(0)), (Step::Sync, OK));
 }
 
 #[test]

@@ -12,3 +12,4 @@ pub mod loopdev;
 pub mod screen;
 pub mod server;
 pub mod skip;
+pub mod soak;

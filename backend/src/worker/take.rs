@@ -30,6 +30,8 @@ impl<E: Engine> Worker<E> {
                     if let Some(error) = &self.config.error {
                         let _ = rustix::io::write(error, &1u64.to_ne_bytes());
                     }
+                    // Nothing that a kick could mean will be looked at any more.
+                    self.engine.watch_kick(None);
                 }
             }
         }

@@ -15,6 +15,7 @@ mod host;
 mod instructions;
 mod measured;
 mod memory;
+pub mod neighbour;
 mod options;
 mod plots;
 mod program;

@@ -13,7 +13,8 @@ use super::workload::{Run, Workload};
 /// Text of `--help`.
 pub const HELP: &str = "\
 Compares plain io_uring, qemu-storage-daemon and polypath on the same disk in memory. With the word `traffic` in front,
-measures what commands and scrapes cost the guest instead (`traffic --help`).
+measures what commands and scrapes cost the guest instead (`traffic --help`); with `hostile`, what a queue full of nonsense
+costs another one (`hostile --help`).
 
   --quick              few loads, on loop and tmpfs, three short rounds (under 30 s)
   --check              fails unless loose ratios hold; never goes by a time

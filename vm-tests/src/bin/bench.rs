@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use polypath_vm_tests::bench::{self, traffic};
+use polypath_vm_tests::bench::{self, neighbour, traffic};
 
 fn main() -> ExitCode {
     match run() {
@@ -21,6 +21,12 @@ fn run() -> Result<()> {
         return match traffic::Options::parse(args)? {
             Some(options) => traffic::main(&options),
             None => help(traffic::HELP),
+        };
+    }
+    if args.next_if_eq("hostile").is_some() {
+        return match neighbour::Options::parse(args)? {
+            Some(options) => neighbour::main(&options),
+            None => help(neighbour::HELP),
         };
     }
     match bench::Options::parse(args)? {

@@ -187,7 +187,9 @@ impl Filesystem for Fs {
         reply: ReplyEmpty,
     ) {
         if let Some(index) = Shared::index(ino) {
-            self.shared.core().names[index].counts.releases += 1;
+            let counts = &mut self.shared.core().names[index].counts;
+            counts.releases += 1;
+            counts.open = counts.open.saturating_sub(1);
         }
         reply.ok();
     }

@@ -15,8 +15,10 @@
 //! fs.release("b");
 //! ```
 
+mod cache;
 mod fs;
 mod names;
+mod power;
 pub mod program;
 mod rule;
 mod serve;
@@ -32,6 +34,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
+pub use cache::CacheModel;
 pub use rule::{Action, Counts, Kind, Op, Rule, Times};
 use rule::{Answer, Command};
 
@@ -208,6 +211,23 @@ impl FaultyFs {
     /// Loses what `name` has written since its last fsync.
     pub fn forget_unsynced(&self, name: &str) {
         self.call(&Command::ForgetUnsynced { name: name.into() });
+    }
+
+    /// Puts a write cache in front of the backing file, one for all names. Not together with [`FaultyFs::write_back`].
+    pub fn cache(&self, model: CacheModel) {
+        self.call(&Command::Cache { model });
+    }
+
+    /// The storage loses its power: of what was not synced, `seed` says what survives. Whatever arrives from now on, or is
+    /// held or delayed, fails and does nothing.
+    pub fn power_off(&self, seed: u64) {
+        self.call(&Command::PowerOff { seed });
+    }
+
+    /// The power is back. To be called when nobody has a name open any more ([`Counts::open`]), or requests of before would
+    /// come late.
+    pub fn power_on(&self) {
+        self.call(&Command::PowerOn);
     }
 
     /// Makes stat on `name` show this size; `None`: the true one.

@@ -46,6 +46,8 @@ pub(super) struct Name {
     /// Size as told to stat, when it is not the file's own.
     pub size: Option<u64>,
     pub gone: bool,
+    /// It leads to another file than the others, which the cache is not for.
+    pub foreign: bool,
     pub counts: Counts,
     rules: Vec<RuleState>,
     /// Unsynced blocks, when write-back is on.
@@ -55,7 +57,17 @@ pub(super) struct Name {
 impl Name {
     pub fn new(name: String, file: Arc<File>, ino: u64) -> Self {
         let counts = Counts::default();
-        Self { name, file, ino, size: None, gone: false, counts, rules: Vec::new(), unsynced: None }
+        Self {
+            name,
+            file,
+            ino,
+            size: None,
+            gone: false,
+            foreign: false,
+            counts,
+            rules: Vec::new(),
+            unsynced: None,
+        }
     }
 
     pub fn add_rule(&mut self, rule: Rule) {

@@ -171,6 +171,8 @@ pub struct Counts {
     pub opens: u64,
     /// Closes of the last descriptor of an open.
     pub releases: u64,
+    /// Opens that were not closed yet.
+    pub open: u64,
     /// Operations refused by a rule.
     pub refused: u64,
     /// Operations held at this moment.
@@ -196,6 +198,9 @@ pub(super) enum Command {
     Logging(bool),
     WriteBack { name: String, on: bool },
     ForgetUnsynced { name: String },
+    Cache { model: super::CacheModel },
+    PowerOff { seed: u64 },
+    PowerOn,
     Size { name: String, size: Option<u64> },
     Inode { name: String, ino: u64 },
     Backing { name: String, file: std::path::PathBuf },

@@ -15,7 +15,9 @@ use fuser::{
     ReplyWrite,
 };
 
+use super::cache::Cache;
 use super::names::{Fate, Name, read_full};
+use super::power;
 use super::rule::{Answer, Command, Kind, Op};
 
 /// `st_ino` of every name at first.
@@ -48,16 +50,20 @@ pub(super) struct Job {
 }
 
 #[derive(Debug)]
-struct Kept {
+pub(super) struct Kept {
     job: Job,
     fate: Fate,
     log: Option<(u64, usize)>,
+    /// A sync covers what was written before it came.
+    mark: u64,
+    /// When the power last went: what came before is not done after.
+    nr_cuts: u64,
 }
 
 #[derive(Debug)]
-struct Delayed {
+pub(super) struct Delayed {
     due: Instant,
-    kept: Kept,
+    pub kept: Kept,
 }
 
 impl PartialEq for Delayed {
@@ -87,8 +93,12 @@ pub(super) struct Core {
     log: Vec<Op>,
     /// Grows with each clearing, so that a late completion does not mark an entry of the new log.
     log_age: u64,
-    held: Vec<Kept>,
-    delayed: BinaryHeap<Delayed>,
+    pub held: Vec<Kept>,
+    pub delayed: BinaryHeap<Delayed>,
+    pub cache: Option<Cache>,
+    /// The storage has no power.
+    pub is_off: bool,
+    pub nr_cuts: u64,
 }
 
 impl Core {
@@ -144,6 +154,9 @@ impl Shared {
             log_age: 0,
             held: Vec::new(),
             delayed: BinaryHeap::new(),
+            cache: None,
+            is_off: false,
+            nr_cuts: 0,
         };
         let shared = Arc::new(Self { core: Mutex::new(core), timer: Condvar::new(), backing });
         let for_timer = Arc::clone(&shared);
@@ -171,8 +184,18 @@ impl Shared {
         name.count(job.kind);
         let fate = name.fate(job.kind, job.offset, job.len);
         let log = core.log_arrival(&job);
-        let kept = Kept { job, fate, log };
-        if fate.hold {
+        let mark = core.cache.as_ref().map_or(0, Cache::mark);
+        let kept = Kept { job, fate, log, mark, nr_cuts: core.nr_cuts };
+        let next_fh = core.next_fh + 1;
+        if let Some(cache) = &mut core.cache
+            && (fate.errno.is_some() || fate.hold)
+        {
+            cache.lose(kept.job.name, next_fh);
+        }
+        if core.is_off {
+            drop(core);
+            self.perform(kept);
+        } else if fate.hold {
             core.names[kept.job.name].counts.held += 1;
             core.held.push(kept);
         } else if fate.delay_ms > 0 {
@@ -203,18 +226,19 @@ impl Shared {
         }
     }
 
-    fn perform(&self, Kept { job, fate, log }: Kept) {
+    fn perform(&self, Kept { job, fate, log, mark, nr_cuts }: Kept) {
         let mut data = Vec::new();
         let outcome = match fate.errno {
             Some(errno) => Err(errno),
-            None => {
-                self.execute(&job, fate.short, &mut data).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
-            }
+            None => self
+                .execute(&job, fate.short, (mark, nr_cuts), &mut data)
+                .map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)),
         };
         let attr = {
             let mut core = self.core();
             let name = &mut core.names[job.name];
             name.counts.refused += u64::from(fate.errno.is_some());
+            name.counts.open += u64::from(job.kind == Kind::Open && outcome.is_ok());
             let attr = super::fs::attr(name);
             let result =
                 outcome.map_or_else(|errno| -i64::from(errno), |n| i64::try_from(n).unwrap_or(i64::MAX));
@@ -242,8 +266,20 @@ impl Shared {
         }
     }
 
-    fn execute(&self, job: &Job, short: Option<usize>, out: &mut Vec<u8>) -> io::Result<usize> {
+    fn execute(
+        &self,
+        job: &Job,
+        short: Option<usize>,
+        (mark, nr_cuts): (u64, u64),
+        out: &mut Vec<u8>,
+    ) -> io::Result<usize> {
         let mut core = self.core();
+        if core.is_off || core.nr_cuts != nr_cuts {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        if core.cache.is_some() && !core.names[job.name].foreign {
+            return power::execute(&mut core, job, short, mark, out);
+        }
         let name = &mut core.names[job.name];
         let (cached, file) = (name.caches(), Arc::clone(&name.file));
         match &job.work {
@@ -318,11 +354,20 @@ impl Shared {
             Command::Logging(on) => core.logging = on,
             Command::WriteBack { name, on } => core.find(&name)?.set_write_back(on).map_err(text)?,
             Command::ForgetUnsynced { name } => core.find(&name)?.forget_unsynced(),
+            Command::Cache { model } => core.cache = Some(Cache::new(model)),
+            Command::PowerOff { seed } => {
+                let kept = power::off(&mut core, seed)?;
+                drop(core);
+                kept.into_iter().for_each(|kept| self.perform(kept));
+            }
+            Command::PowerOn => core.is_off = false,
             Command::Size { name, size } => core.find(&name)?.size = size,
             Command::Inode { name, ino } => core.find(&name)?.ino = ino,
             Command::Backing { name, file } => {
+                let foreign = file != self.backing;
                 let file = File::options().read(true).write(true).open(file).map_err(text)?;
-                core.find(&name)?.file = Arc::new(file);
+                let name = core.find(&name)?;
+                (name.file, name.foreign) = (Arc::new(file), foreign);
             }
             Command::Add { name } => match core.find(&name) {
                 Ok(old) => old.gone = false,

@@ -1,7 +1,7 @@
 //! A front-end that is the test itself: guest memory, rings and messages in the test's hands.
 //!
 //! From the bottom up: [`memory`] and [`wire`] (bytes), [`session`] and [`queue`] (the two protocols, step by step),
-//! [`blk`] and [`disk`] (requests), [`verify`] (load), [`inflight`], [`reconnect`] and [`dirty`] (lives of a
+//! [`blk`] and [`disk`] (requests), [`verify`] and [`durable`] (load), [`inflight`], [`reconnect`] and [`dirty`] (lives of a
 //! back-end, moves of a guest), and [`other`], a front-end made by others.
 //!
 //! ```no_run
@@ -17,6 +17,8 @@ pub mod chain;
 pub mod config;
 pub mod dirty;
 pub mod disk;
+pub mod durable;
+pub mod hostile;
 pub mod inflight;
 pub mod memory;
 pub mod other;

@@ -328,6 +328,24 @@ impl Queue {
         }
     }
 
+    /// Asks for a call at the next used entry: true if one is there already.
+    pub fn arm_calls(&mut self) -> bool {
+        if self.used_index() == self.next_used {
+            self.want_calls(true);
+        }
+        self.used_index() != self.next_used
+    }
+
+    /// Waits for so long for a call, and does not look at the ring without one: a call that is missing is missed.
+    pub fn called_within(&mut self, timeout: Duration) -> Result<bool> {
+        let called =
+            poll_in(self.call.as_raw_fd(), Instant::now() + timeout).context("poll the call descriptor")?;
+        if called {
+            self.nr_calls += drain(&self.call);
+        }
+        Ok(called && self.used_index() != self.next_used)
+    }
+
     /// Waits for the next used entry by looking at the ring alone.
     pub fn wait_polling(&mut self, timeout: Duration) -> Result<Used> {
         let deadline = Instant::now() + timeout;

@@ -66,6 +66,11 @@ impl Kept {
         self.inflight.as_ref()
     }
 
+    /// Guest addresses of the used rings.
+    pub fn used_addresses(&self) -> Vec<u64> {
+        self.rings.iter().map(|ring| ring.guest[1]).collect()
+    }
+
     /// Connects, as often as it takes, agrees to what was agreed before, and starts all rings.
     pub fn reconnect(&self, socket: &Path, resume: Resume, timeout: Duration) -> Result<Session> {
         self.reconnect_with(socket, resume, timeout, |_| Ok(()))

@@ -101,7 +101,7 @@ pub struct Options {
     pub merge_max: u32,
 
     /// For how many microseconds a worker whose guest sends one or two requests at a time looks for the next one before it
-    /// sleeps, at most; 0 never does. An idle disk costs nothing either way.
+    /// sleeps, at most; 0: only for the 3 us that falling asleep costs, while that finds some. An idle disk costs nothing.
     #[arg(long, value_name = "US", default_value_t = 32, value_parser = parse_poll_us)]
     pub poll_us: u64,
 

@@ -26,7 +26,7 @@ use polypath_selector::NewError;
 
 use batch::Batch;
 pub use command::{Command, WorkerHandle};
-use poll::Window;
+use poll::{GLANCE_NS, Glance, Window};
 
 use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
@@ -100,6 +100,7 @@ pub struct Worker<E> {
     /// The time at which this turn began, in ns.
     now_ns: u64,
     window: Window,
+    glance: Glance,
     batch: Batch,
     /// Answers that the last sleep was for (0: there was none), and how long it took.
     nr_wanted: u32,
@@ -179,6 +180,7 @@ impl<E: Engine> Worker<E> {
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
             window: Window::new(tuning.poll_ns),
+            glance: Glance::default(),
             batch: Batch::new(),
             nr_wanted: 0,
             slept_ns: 0,
@@ -236,7 +238,7 @@ impl<E: Engine> Worker<E> {
         // While something is under way, the path's answer wakes the worker; the core is better left to what makes it. And
         // where requests come in numbers, a wake is shared by many, and looking early only makes the next batch smaller.
         let is_idle = self.engine.nr_in_flight() == 0 && self.depth <= POLLED_DEPTH_MAX;
-        if is_idle && self.window.ns() != 0 && self.poll()? {
+        if is_idle && self.look_for_more()? {
             return Ok(());
         }
         if self.must_look_again() {
@@ -255,10 +257,22 @@ impl<E: Engine> Worker<E> {
         Ok(())
     }
 
-    /// Looks for work for a while. True if there is some.
-    fn poll(&mut self) -> io::Result<bool> {
+    /// Looks for work for as long as it may be worth it. True if there is some.
+    fn look_for_more(&mut self) -> io::Result<bool> {
+        if self.nr_done == 0 {
+            return Ok(self.window.ns() != 0 && self.poll(self.window.ns())?);
+        }
+        let glance_ns = if self.glance.is_due() { GLANCE_NS } else { 0 };
+        let window_ns = self.window.ns().max(glance_ns);
+        let found = window_ns != 0 && self.poll(window_ns)?;
+        self.glance.note(found);
+        Ok(found)
+    }
+
+    /// Looks for work for so long. True if there is some.
+    fn poll(&mut self, window_ns: u64) -> io::Result<bool> {
         self.engine.submit()?;
-        let mut until_ns = self.engine.now_ns() + self.window.ns();
+        let mut until_ns = self.engine.now_ns() + window_ns;
         if let Some(timeout) = self.timeout() {
             until_ns = until_ns.min(self.now_ns + u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         }

@@ -38,9 +38,54 @@ impl Window {
     }
 }
 
+/// A glance, in ns: less than falling asleep and being woken costs.
+pub(super) const GLANCE_NS: u64 = 3_000;
+
+/// Glances in vain after which they become rare, and how rare.
+const VAIN_MAX: u32 = 8;
+const VAIN_INTERVAL: u32 = 64;
+
+/// Whether to have one more look, after an answer, for the request that a guest sends because of it. This has nothing to do
+/// with the window: it costs no more than the sleep that it may save.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Glance {
+    nr_in_vain: u32,
+}
+
+impl Glance {
+    /// Whether it is worth it: while it finds something, and once in a while.
+    pub(super) fn is_due(self) -> bool {
+        self.nr_in_vain < VAIN_MAX || self.nr_in_vain.is_multiple_of(VAIN_INTERVAL)
+    }
+
+    /// An answer was followed by a look that found something, or not, or by none.
+    pub(super) fn note(&mut self, found: bool) {
+        self.nr_in_vain = if found { 0 } else { self.nr_in_vain.wrapping_add(1) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn glances_become_rare_while_they_find_nothing() {
+        let mut glance = Glance::default();
+        let mut count = |nr: u32, found: bool| {
+            (0..nr)
+                .filter(|_| {
+                    let is_due = glance.is_due();
+                    glance.note(is_due && found);
+                    is_due
+                })
+                .count()
+        };
+        assert_eq!(count(100, true), 100);
+        assert_eq!(count(8, false), 8);
+        assert_eq!(count(6400 - 8, false), 99);
+        // The next that finds something brings them back.
+        assert_eq!(count(64, true), 64);
+    }
 
     #[test]
     fn grows_while_a_longer_look_would_have_found_work_and_goes_when_idle() {

@@ -44,7 +44,7 @@ fn rules(row: &Row<'_>) -> Vec<(&'static str, f64, f64)> {
     };
     let iops = |program| best(&|other| other == program);
     let mut rules = vec![
-        ("polypath's IOPS as a part of qsd's", iops(Polypath) / best(&Program::is_qsd), 0.5),
+        ("polypath's IOPS as a part of qsd's", iops(Polypath) / best(&Program::is_polling_qsd), 0.5),
         ("two paths' IOPS as a part of one's", iops(TwoPaths) / iops(Polypath), 0.5),
         ("merging's IOPS as a part of those without", iops(Polypath) / iops(NoMerge), 0.5),
         ("the same with a depth of 8", iops(Depth8) / iops(Depth8NoMerge), 0.5),

@@ -20,8 +20,8 @@ costs another one (`hostile --help`).
   --check              fails unless loose ratios hold; never goes by a time
   --publish            shows the run in README.md and docs/benchmark as well
   --disks LIST         of: loop, tmpfs, null, null-inline   [default: all]
-  --programs LIST      of: io_uring, io_uring-poll, qsd, qsd-native, no-merge, polypath, two-paths, depth8,
-                       depth8-no-merge, no-poll, no-inflight [default: each where it says something]
+  --programs LIST      of: io_uring, io_uring-poll, qsd, qsd-native, qsd-no-poll, no-merge, polypath, two-paths,
+                       depth8, depth8-no-merge, no-poll, no-inflight [default: each where it says something]
   --workloads LIST     names of the table's loads           [default: each where it says something]
   --rounds N           rounds, interleaved                  [default: 5]
   --seconds S          seconds per run                      [default: 0.4]

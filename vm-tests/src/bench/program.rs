@@ -16,6 +16,8 @@ pub enum Program {
     Qsd,
     /// The same with Linux' older asynchronous I/O.
     QsdNative,
+    /// The first again, but its iothread sleeps at once.
+    QsdNoPoll,
     /// This project's with merging off.
     NoMerge,
     /// This project's.
@@ -34,11 +36,12 @@ pub enum Program {
 
 impl Program {
     /// All there are, in the order of the tables.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::IoUring,
         Self::IoUringPoll,
         Self::Qsd,
         Self::QsdNative,
+        Self::QsdNoPoll,
         Self::NoMerge,
         Self::Polypath,
         Self::TwoPaths,
@@ -56,6 +59,7 @@ impl Program {
             Self::IoUringPoll => "io_uring-poll",
             Self::Qsd => "qsd",
             Self::QsdNative => "qsd-native",
+            Self::QsdNoPoll => "qsd-no-poll",
             Self::NoMerge => "no-merge",
             Self::Polypath => "polypath",
             Self::TwoPaths => "two-paths",
@@ -71,7 +75,12 @@ impl Program {
     }
 
     pub(super) fn is_qsd(self) -> bool {
-        matches!(self, Self::Qsd | Self::QsdNative)
+        matches!(self, Self::Qsd | Self::QsdNative | Self::QsdNoPoll)
+    }
+
+    /// As it is usually run: its iothread polls.
+    pub(super) fn is_polling_qsd(self) -> bool {
+        self.is_qsd() && self != Self::QsdNoPoll
     }
 
     /// Whether the front-end has it write down what is in flight, as QEMU does where it is offered.
@@ -112,7 +121,7 @@ impl Program {
                 let is_random = load.order == Order::Random && load.depth == 32;
                 disk == DiskKind::Loop && load.nr_queues == 1 && (is_random || load.depth == 64)
             }
-            Self::NoPoll => !is_deep,
+            Self::NoPoll | Self::QsdNoPoll => !is_deep && disk.has_device(),
             // What is written down costs the same everywhere, and shows most where there is least else.
             Self::NoInflight => load.depth == 32 && disk != DiskKind::Tmpfs,
         }

@@ -55,7 +55,7 @@ impl BenchServer {
         let socket = dir.path().join("sock");
         let mut command = if program.is_qsd() {
             let aio = if program == Program::QsdNative { "native" } else { "io_uring" };
-            qsd(&disk.names()[0], &socket, nr_queues, aio)?
+            qsd(&disk.names()[0], &socket, nr_queues, aio, program != Program::QsdNoPoll)?
         } else {
             let paths = &disk.names()[..program.nr_paths()];
             let mut command = polypath(paths, &socket, nr_queues)?;
@@ -123,7 +123,7 @@ fn polypath(paths: &[PathBuf], socket: &Path, nr_queues: usize) -> Result<Comman
     Ok(command)
 }
 
-fn qsd(disk: &Path, socket: &Path, nr_queues: usize, aio: &str) -> Result<Command> {
+fn qsd(disk: &Path, socket: &Path, nr_queues: usize, aio: &str, polls: bool) -> Result<Command> {
     // A comma inside a value is doubled in QEMU's option syntax.
     let text = |path: &Path| path.to_str().map(|path| path.replace(',', ",,")).context("path is not UTF-8");
     let (disk_text, socket) = (text(disk)?, text(socket)?);
@@ -139,7 +139,8 @@ fn qsd(disk: &Path, socket: &Path, nr_queues: usize, aio: &str) -> Result<Comman
         }
     };
     let mut command = Command::new("qemu-storage-daemon");
-    command.args(["--object", "iothread,id=io0"]).arg("--blockdev").arg(node);
+    let iothread = if polls { "iothread,id=io0" } else { "iothread,id=io0,poll-max-ns=0" };
+    command.args(["--object", iothread]).arg("--blockdev").arg(node);
     command.arg("--export").arg(format!(
         "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},num-queues={nr_queues},\
          writable=on,iothread=io0"

@@ -34,7 +34,7 @@ pub(super) fn ratios(rows: &[&Row<'_>]) -> String {
     }
     let columns: [Ratio; 5] = [
         ("of io_uring", |row| polypath(row) / row.better(Program::is_direct)),
-        ("of qsd", |row| polypath(row) / row.better(Program::is_qsd)),
+        ("of qsd", |row| polypath(row) / row.better(Program::is_polling_qsd)),
         ("of no-merge", |row| polypath(row) / row.median(Program::NoMerge, &KIOPS)),
         ("two paths, of one", |row| row.median(Program::TwoPaths, &KIOPS) / polypath(row)),
         ("depth 8: merging, of not", |row| {
@@ -57,6 +57,25 @@ pub(super) fn ratios(rows: &[&Row<'_>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Median latency where one request is out at a time, against the daemon's: both polling, and both not.
+pub(super) fn latencies(rows: &[&Row<'_>]) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| row.workload.depth == 1) {
+        let us = |program| row.median(program, &measured::P50);
+        let pairs = [(Program::Polypath, Program::Qsd), (Program::NoPoll, Program::QsdNoPoll)];
+        let [polling, not] = pairs.map(|(own, other)| us(own) / us(other));
+        if !(polling.is_nan() && not.is_nan()) {
+            text += &format!("| {} | {} | {} |\n", row.workload.name, number(polling, 2), number(not, 2));
+        }
+    }
+    if text.is_empty() {
+        return text;
+    }
+    "polypath's median latency as a part of qsd's:\n\n| load | both polling | neither |\n|---|--:|--:|\n"
+        .to_owned()
+        + &text
 }
 
 /// A line per program and load, with everything.
@@ -96,7 +115,8 @@ Medians over the rounds, which are interleaved: each program in turn under each 
   a loop device's kernel thread. io_uring-poll looks at the completion queue in place of waiting, as the front-end looks at the used
   ring, and that thread has to find the other core. Which is faster depends on the load; the better one counts. On a file on tmpfs
   the I/O is done during the submission, so that there is one of them.
-- qsd: qemu-storage-daemon with an iothread, aio=io_uring; qsd-native: aio=native. The better one counts.
+- qsd: qemu-storage-daemon with an iothread, aio=io_uring; qsd-native: aio=native. The better one counts. qsd-no-poll:
+  poll-max-ns=0.
 - no-merge: `--merge-max 0`; no-poll: `--poll-us 0`; no-inflight: the front-end keeps no record of what is in flight (all other
   polypaths write one); depth8: `--path-depth 8`, without merging too; two-paths: two loop devices on
   one file, a file and a hard link to it, or two nulls.
@@ -135,6 +155,7 @@ pub(super) fn of_disk(disk: DiskKind, rows: &[Row<'_>]) -> String {
     let tables = [
         pivot(&rows, &KIOPS),
         ratios(&rows),
+        latencies(&rows),
         pivot(&rows, &measured::MERGED),
         pivot(&rows, &measured::OWN_MERGED),
         pivot(&rows, &measured::DEVICE_KIB),

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Mutex, PoisonError};
 
 use log::{Level, LevelFilter};
 
@@ -34,5 +35,46 @@ fn priority(level: Level) -> u8 {
         Level::Warn => 4,
         Level::Info => 6,
         Level::Debug | Level::Trace => 7,
+    }
+}
+
+/// Length of the time in which so many lines of one kind may be written, in ns.
+const WINDOW_NS: u64 = 60_000_000_000;
+/// Lines in that time.
+const NR_LINES: u32 = 30;
+
+/// Keeps a guest from filling the log by causing the same kind of line again and again, as by resets.
+#[derive(Debug)]
+pub(crate) struct LineLimit {
+    /// When the first line of this time was written, and how many there were since.
+    state: Mutex<(u64, u32)>,
+}
+
+impl LineLimit {
+    /// Nothing was written yet.
+    pub const fn new() -> Self {
+        Self { state: Mutex::new((0, 0)) }
+    }
+
+    /// Whether one more line may be written at this time.
+    pub fn allows(&self, now_ns: u64) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if now_ns.saturating_sub(state.0) > WINDOW_NS {
+            *state = (now_ns, 0);
+        }
+        state.1 = state.1.saturating_add(1);
+        state.1 <= NR_LINES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_lines_in_a_minute_and_then_as_many_again() {
+        let limit = LineLimit::new();
+        let allowed = |at_ns| (0..100).filter(|_| limit.allows(at_ns)).count();
+        assert_eq!([1, 2, WINDOW_NS, WINDOW_NS + 2, WINDOW_NS + 3].map(allowed), [30, 0, 0, 30, 0]);
     }
 }

@@ -450,7 +450,7 @@ impl Vring {
     }
 
     /// Asks for a kick at the next available entry. True if one came in meanwhile: look again, no kick will come for it.
-    pub fn arm_kicks(&mut self, map: &GuestMap) -> bool {
+    pub fn arm_kicks(&self, map: &GuestMap) -> bool {
         if self.broken {
             return false;
         }
@@ -460,9 +460,9 @@ impl Vring {
         } else {
             self.store_used(map, 0, 0, Ordering::Relaxed);
         }
-        // The wish must be visible before the index is read again (2.7.10.1).
+        // The wish must be visible before the index is read again (2.7.10.1). Of an impossible one, too, `pop` tells.
         fence(Ordering::SeqCst);
-        self.refresh(map) || !self.again.is_empty()
+        self.has_next(map)
     }
 }
 

@@ -83,6 +83,9 @@ pub trait Engine {
     /// Requests go by this memory from now on, until another is named; those under way by the one that they have.
     fn use_memory(&mut self, _map: &GuestMap) {}
 
+    /// Leaves the processor to others from now on, where they want it.
+    fn give_way(&mut self) {}
+
     /// Shows every transfer that is with the kernel.
     fn visit(&self, each: &mut dyn FnMut(&Transfer));
 

@@ -121,6 +121,17 @@ fn an_index_that_becomes_impossible_behind_good_entries_breaks_the_ring_after_th
     assert_eq!((ring.guest.used_index(), ring.guest.used(0), ring.guest.used(1)), (2, (2, 1), (1, 1)));
 }
 
+/// It may jump between the last look of a turn and the sleep: whoever takes must hear of it.
+#[test]
+fn an_index_that_becomes_impossible_before_the_sleep_is_told_by_pop() {
+    let mut ring = Both::at(4, 0, true);
+    assert_eq!(ring.pop(), Pop::Empty);
+    ring.guest.publish_available(9);
+    assert!(ring.device.arm_kicks(&ring.map), "there is something to look at");
+    assert_eq!(ring.pop(), Pop::Broken);
+    assert!(!ring.device.arm_kicks(&ring.map));
+}
+
 #[test]
 fn heads_outside_the_ring_are_consumed_and_nothing_else() {
     let mut ring = Both::at(4, 0, false);

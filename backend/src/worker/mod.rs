@@ -48,6 +48,9 @@ const POLLED_DEPTH_MAX: usize = 2;
 /// Answers after which the guest is shown them within a turn.
 const SHOWN_AT_ONCE: u32 = 32;
 
+/// Most events of one turn: more than a ring can bring, and not without end.
+const EVENTS_AT_ONCE: u32 = 4096;
+
 /// How long a request that every active path has refused waits before it asks them again, while a path is missing.
 const REFUSED_WAIT_NS: u64 = 500_000_000;
 
@@ -135,6 +138,10 @@ pub struct Worker<E> {
     /// Call the guest at the end of this turn, whatever it asked for.
     call_owed: bool,
     nr_guest_faults: u64,
+    /// Kicks in a row that were for nothing, requests in a row that were refused as they stood.
+    nr_idle_kicks: u32,
+    nr_refused: u32,
+    gives_way: bool,
 }
 
 #[derive(Debug)]
@@ -200,6 +207,9 @@ impl<E: Engine> Worker<E> {
             // Used entries may have been published for which the guest was never called.
             call_owed: true,
             nr_guest_faults: 0,
+            nr_idle_kicks: 0,
+            nr_refused: 0,
+            gives_way: false,
             config: Config {
                 index: config.index,
                 disk: config.disk,
@@ -342,10 +352,13 @@ impl<E: Engine> Worker<E> {
         self.stats().nr_turns.add_one();
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
-        let mut woken = false;
+        let (mut woken, mut kicked) = (false, false);
         let mut nr_events = 0;
         self.nr_done = 0;
-        while let Some(event) = self.engine.next_event() {
+        // Kicks may come as fast as they are taken: what comes behind so many is the next turn's.
+        while nr_events < EVENTS_AT_ONCE
+            && let Some(event) = self.engine.next_event()
+        {
             nr_events += 1;
             match event {
                 Event::Done(transfer, result) => {
@@ -355,7 +368,7 @@ impl<E: Engine> Worker<E> {
                         self.show();
                     }
                 }
-                Event::Kick => {}
+                Event::Kick => kicked = true,
                 Event::Wake => {
                     woken = true;
                     self.take_commands();
@@ -374,7 +387,11 @@ impl<E: Engine> Worker<E> {
         self.send_waiting();
         self.show();
         if self.is_served() {
+            let next = self.vring.next_avail();
             self.take_requests();
+            if kicked {
+                self.note_kick(self.vring.next_avail() != next || self.nr_done != 0);
+            }
         }
         self.send_queued();
         let depth = self.nr_done as usize + self.engine.nr_in_flight();

@@ -6,9 +6,22 @@ use vm_memory::Bytes as _;
 
 use super::Worker;
 use crate::engine::Engine;
+use crate::logging::LineLimit;
 use crate::request::{self, Operation, Segment, Status};
 use crate::transfer::Transfer;
 use crate::vring::Pop;
+
+/// Lines about guests, of all queues together.
+static LINES: LineLimit = LineLimit::new();
+
+/// Broken rules after which a queue gives way to the others.
+const FAULTS_MAX: u64 = 256;
+
+/// Requests in a row that are refused as they stand after which it does as well: none of them costs the guest any I/O.
+const REFUSED_MAX: u32 = 4096;
+
+/// Kicks in a row without anything to take or to answer after which it does as well.
+const IDLE_KICKS_MAX: u32 = 4096;
 
 impl<E: Engine> Worker<E> {
     /// Takes what is available, at most a ring's worth.
@@ -40,12 +53,35 @@ impl<E: Engine> Worker<E> {
     /// Counts a broken rule; only the first is logged, so that a guest cannot fill the log.
     pub(super) fn guest_fault(&mut self, what: std::fmt::Arguments<'_>) {
         self.nr_guest_faults += 1;
-        if self.nr_guest_faults == 1 {
+        if self.nr_guest_faults == 1 && LINES.allows(self.now_ns) {
             log::warn!(
                 "guest broke a rule (later ones are only counted): queue={} rule={what}",
                 self.config.index
             );
         }
+        if self.nr_guest_faults == FAULTS_MAX {
+            self.give_way("goes on breaking rules");
+        }
+    }
+
+    /// Notes whether a kick was for something. Drivers that keep the rules send few that are not.
+    pub(super) fn note_kick(&mut self, had_cause: bool) {
+        self.nr_idle_kicks = if had_cause { 0 } else { self.nr_idle_kicks.saturating_add(1) };
+        if self.nr_idle_kicks == IDLE_KICKS_MAX {
+            self.give_way("kicks for nothing");
+        }
+    }
+
+    /// A queue whose guest is no good driver gets the time that the others leave, until it is started anew.
+    fn give_way(&mut self, why: &str) {
+        if std::mem::replace(&mut self.gives_way, true) {
+            return;
+        }
+        self.engine.give_way();
+        if !LINES.allows(self.now_ns) {
+            return;
+        }
+        log::warn!("the queue gives way to others: queue={} reason=guest {why}", self.config.index);
     }
 
     pub(super) fn take(&mut self, head: u16) {
@@ -60,8 +96,13 @@ impl<E: Engine> Worker<E> {
             request::parse(self.map.map(), head, &self.chain, &limits, &mut transfer.buffers);
         if let Some(status) = status {
             self.pool.push(transfer);
+            self.nr_refused = self.nr_refused.saturating_add(1);
+            if self.nr_refused == REFUSED_MAX {
+                self.give_way("asks for nothing that can be done");
+            }
             return self.answer(request, 0, status);
         }
+        self.nr_refused = 0;
         if request.operation == Operation::GetId {
             let written = self.write_id(&transfer.buffers.segments);
             self.pool.push(transfer);

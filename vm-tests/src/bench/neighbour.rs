@@ -2,7 +2,7 @@
 //!
 //! The worst case: the workers of both queues have one core together. The same load runs on the first queue in many short
 //! slots, while the second one is in turn silent, full of nonsense at full speed, and busy with lawful reads. Any queue that
-//! is busy takes its share of the core, so what counts is how the nonsense compares with the lawful load. Both are driven
+//! is busy with lawful requests takes its share of the core; one that is full of nonsense is to get what is left. Both are driven
 //! from the loop that polls the first queue; when the second is silent, the same is done to a ring that nobody serves, so
 //! that the client's part is the same in all three.
 
@@ -28,11 +28,11 @@ Measures what a queue full of nonsense costs another one, beside what a busy que
 
   --kinds LIST      of: loops, loops-in-tables, indices, same-head, table-lengths, nested-tables, directions, addresses,
                     lengths, empty, requests, noise, index, kicks [default: all]
-  --rounds N        slots of each of the three, by turns [default: 15]
-  --slot-ms MS      length of a slot                     [default: 100]
+  --rounds N        slots of each of the three, by turns [default: 7]
+  --slot-ms MS      length of a slot                     [default: 400]
   --gap-us US       time between two kicks, at least     [default: 2]
   --workload NAME   the load                             [default: randread-4k-qd32]
-  --check           fails if one costs more than 5 % more than the busy queue
+  --check           fails if one costs more than 5 %
   -h, --help
 ";
 
@@ -40,7 +40,7 @@ Measures what a queue full of nonsense costs another one, beside what a busy que
 const RING: u16 = 256;
 /// Reads that the lawful driver has under way.
 const BUSY_DEPTH: u16 = 32;
-/// What the nonsense may cost beyond a busy queue.
+/// What the nonsense may cost.
 const MOST_PERCENT: f64 = 5.0;
 
 /// What to run.
@@ -60,8 +60,8 @@ impl Options {
         let default = Workload::by_names(&["randread-4k-qd32"]).map_err(anyhow::Error::msg)?[0];
         let mut options = Self {
             kinds: Nonsense::ALL.to_vec(),
-            rounds: 15,
-            slot: Duration::from_millis(100),
+            rounds: 7,
+            slot: Duration::from_millis(400),
             gap: Duration::from_micros(2),
             workload: default,
             check: false,
@@ -281,16 +281,12 @@ pub fn main(options: &Options) -> Result<()> {
             median(&busy.share),
             median(&nonsense.pokes_per_s),
         );
-        if of_busy < worst.0 {
-            worst = (of_busy, what.name());
+        if of_silent < worst.0 {
+            worst = (of_silent, what.name());
         }
     }
-    println!("\nworst: {} leaves the other queue {:.1} % of what a busy queue does", worst.1, worst.0);
-    ensure!(
-        !options.check || worst.0 > 100.0 - MOST_PERCENT,
-        "{} costs more than {MOST_PERCENT} % more than a busy queue",
-        worst.1
-    );
+    println!("\nworst: {} leaves the other queue {:.1} % of what silence does", worst.1, worst.0);
+    ensure!(!options.check || worst.0 > 100.0 - MOST_PERCENT, "{} costs more than {MOST_PERCENT} %", worst.1);
     Ok(())
 }
 

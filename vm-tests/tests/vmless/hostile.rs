@@ -54,7 +54,8 @@ fn f20_f25_nonsense_at_full_speed_harms_no_other_queue() {
         };
         polypath_vm_tests::server::wait_until(&format!("{what:?}: rest"), SOON, idle).unwrap();
         let more = server.stderr().lines().count() - lines;
-        assert!(more <= 4, "{what:?}: {more} lines of log\n{}", server.stderr());
+        // Came, broke a rule, gives way, went; the last one may have gone late.
+        assert!(more <= 5, "{what:?}: {more} lines of log\n{}", server.stderr());
         disk.session.stop(2).unwrap();
         disk.queues[2].reset();
         disk.session.start(&disk.queues[2].queue, 0).unwrap();
@@ -85,4 +86,41 @@ fn a_broken_queue_is_not_woken_by_kicks() {
     }
     let woken = turns(&server) - before;
     assert!(woken < 200, "woken {woken} times by 2000 kicks");
+    // Broken in the middle of a storm of kicks, it costs nothing either.
+    disk.session.stop(1).unwrap();
+    disk.queues[1].reset();
+    disk.session.start(&disk.queues[1].queue, 0).unwrap();
+    let queue = &mut disk.queues[1].queue;
+    let mut hostile = Hostile::new(queue, Nonsense::Index, 2);
+    let storm = |hostile: &mut Hostile, ms| {
+        let end = Instant::now() + Duration::from_millis(ms);
+        while Instant::now() < end {
+            hostile.poke(queue);
+        }
+    };
+    storm(&mut hostile, 100);
+    let cpu = server.stats().cpu;
+    storm(&mut hostile, 400);
+    let cpu = server.stats().cpu.saturating_sub(cpu);
+    assert!(cpu < Duration::from_millis(100), "{cpu:?} of CPU in 400 ms of kicks");
+}
+
+/// A guest that breaks the same rule after each of many resets does not fill the log.
+#[test]
+fn resets_do_not_fill_the_log() {
+    let image = Image::empty(MIB);
+    let server = Server::polypath().path(&image.path).start().unwrap();
+    let mut disk = Disk::open(server.socket()).unwrap();
+    for round in 0..100 {
+        let queue = &mut disk.queues[0].queue;
+        let mut hostile = Hostile::new(queue, Nonsense::Indices, round);
+        hostile.poke(queue);
+        // It comes back from the stop with everything taken.
+        disk.session.stop(0).unwrap();
+        disk.q().reset();
+        disk.session.start(&disk.queues[0].queue, 0).unwrap();
+    }
+    let lines = server.count_log("guest broke a rule");
+    assert!((1..=30).contains(&lines), "{lines} lines for 100 resets");
+    disk.q().read(0, 8).unwrap();
 }

@@ -32,6 +32,7 @@ pub mod memory;
 pub mod merge;
 pub mod metrics;
 pub mod monitor;
+mod notifier;
 mod probe;
 mod protocol;
 pub mod request;

@@ -35,6 +35,7 @@ use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::MapLease;
 use crate::merge::MergeQueue;
+use crate::notifier::Notifier;
 use crate::stats::QueueStats;
 use crate::transfer::Transfer;
 use crate::vring::{Descriptor, Vring};
@@ -150,8 +151,8 @@ struct Config {
     disk: Arc<Disk>,
     features: u64,
     nr_workers: Arc<AtomicUsize>,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
+    call: Option<Notifier>,
+    error: Option<Notifier>,
     /// The ring has no kick descriptor.
     polled: bool,
 }
@@ -215,8 +216,8 @@ impl<E: Engine> Worker<E> {
                 disk: config.disk,
                 features: config.features,
                 nr_workers: config.nr_workers,
-                call: config.call,
-                error: config.error,
+                call: config.call.map(Notifier::new),
+                error: config.error.map(Notifier::new),
                 polled,
             },
         })
@@ -417,8 +418,7 @@ impl<E: Engine> Worker<E> {
     fn call(&self) {
         if let Some(call) = &self.config.call {
             self.stats().nr_calls.add_one();
-            // An eventfd takes this at once; a full one has calls pending that nobody reads.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            call.notify();
         }
     }
 
@@ -430,10 +430,10 @@ impl<E: Engine> Worker<E> {
                     let _ = done.send(());
                 }
                 Command::SetCall(call) => {
-                    self.config.call = call;
+                    self.config.call = call.map(Notifier::new);
                     self.call_owed = true;
                 }
-                Command::SetError(error) => self.config.error = error,
+                Command::SetError(error) => self.config.error = error.map(Notifier::new),
                 Command::SetMemory(map, at) => {
                     self.map = Rc::new(map);
                     self.engine.use_memory(self.map.map());

@@ -41,7 +41,7 @@ impl<E: Engine> Worker<E> {
                         "the available index is impossible; the queue is left alone"
                     ));
                     if let Some(error) = &self.config.error {
-                        let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+                        error.notify();
                     }
                     // Nothing that a kick could mean will be looked at any more.
                     self.engine.watch_kick(None);

@@ -142,6 +142,7 @@ impl Transfer {
         let block = self.align.block_bytes as u64;
         let whole = (self.offset + self.done + moved) / block * block;
         let done = whole.saturating_sub(self.offset).max(self.done);
+        let done = self.done + self.aligned_step(done - self.done);
         if done == self.done {
             log::debug!("no progress: offset={} moved={moved}", self.offset + self.done);
             // The end of the file, or a path that gives less than a block: trying again would never end.
@@ -152,6 +153,20 @@ impl Transfer {
         self.cut_off(step);
         (self.nr_busy, self.nr_interrupted) = (0, 0);
         Next::Again
+    }
+
+    /// The largest part of a step of `bytes` after which the rest begins where direct I/O accepts it: storage may ask for
+    /// more of an address than a block has.
+    fn aligned_step(&self, bytes: u64) -> u64 {
+        let mut left = bytes;
+        for vec in self.rest() {
+            let len = vec.iov_len as u64;
+            if left < len {
+                return bytes - left % self.align.mem_bytes as u64;
+            }
+            left -= len;
+        }
+        bytes
     }
 
     /// Moves the start of the iovecs by `bytes`, in place.

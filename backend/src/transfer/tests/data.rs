@@ -68,6 +68,22 @@ fn f30_what_is_moved_beyond_a_whole_block_is_moved_again() {
 }
 
 #[test]
+fn f30_the_rest_begins_where_the_storage_accepts_a_buffer() {
+    let align = Alignment { mem_bytes: 4096, block_bytes: 512 };
+    let (links, table) = table(1, DISK_BYTES);
+    let mut case = Case::on(links, with_alignment(&table, align));
+    case.write(&[8192, 4096], false);
+    let whole = case.written();
+    for (nr_moved, begins) in [(4096 + 512, 4096), (4096 + 1024, 8192)] {
+        assert_eq!(case.transfer.complete(nr_moved), Next::Again);
+        assert_eq!(case.step(), Step::Write { offset: begins, len: 3 * 4096 - begins });
+        assert!(case.written() == whole[usize::try_from(begins).unwrap()..]);
+    }
+    // Less than the next such place is no progress.
+    assert_eq!(case.transfer.complete(512), Next::Finished(Status::IoErr));
+}
+
+#[test]
 fn f30_another_path_gets_the_missing_rest() {
     let mut case = Case::new(4);
     case.write(&[4096; 8], false);

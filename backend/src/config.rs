@@ -104,6 +104,14 @@ impl Launch {
         self.options.config.as_deref().or(self.options.table_file.as_deref())
     }
 
+    /// What a file with this text makes of the options.
+    #[cfg(fuzzing)]
+    pub(crate) fn read(&self, text: &str) -> anyhow::Result<Options> {
+        let mut options = self.options.clone();
+        self.apply(text, &mut options)?;
+        Ok(options)
+    }
+
     /// Takes what the file says where the command line says nothing.
     fn apply(&self, text: &str, options: &mut Options) -> anyhow::Result<()> {
         let file: File = toml::from_str(text).map_err(|error| TomlError::syntax(text, &error))?;

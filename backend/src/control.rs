@@ -1,6 +1,8 @@
 //! The program from its start to its end: makes the disk and what serves it, then turns the control loop.
 
 mod event_loop;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};

@@ -1,16 +1,18 @@
 //! A place to crash, for tests: each store that a later process may find goes by [`step`] first.
 //!
-//! Outside tests there is nothing here.
+//! Outside tests and fuzzing there is nothing here.
 
 /// The process may be killed at this point.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[inline(always)]
 pub(crate) fn step() {}
 
-#[cfg(test)]
-pub(crate) use hook::{at_step, step};
+#[cfg(any(test, fuzzing))]
+pub use hook::at_step;
+#[cfg(any(test, fuzzing))]
+pub(crate) use hook::step;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod hook {
     use std::cell::Cell;
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -35,7 +37,7 @@ mod hook {
     }
 
     /// Runs `what` and ends it in the midst, after `nr_steps` stores. None if it ended so.
-    pub(crate) fn at_step<T>(nr_steps: usize, what: impl FnOnce() -> T) -> Option<T> {
+    pub fn at_step<T>(nr_steps: usize, what: impl FnOnce() -> T) -> Option<T> {
         LEFT.set(Some(nr_steps));
         let ended = catch_unwind(AssertUnwindSafe(what));
         LEFT.set(None);

@@ -23,6 +23,9 @@ pub mod engine;
 mod event_command;
 pub mod events;
 pub mod fence;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gather;
 pub mod inflight;
 pub mod lane;

@@ -62,6 +62,8 @@ impl GuestAccess for GuestMap {
 /// The bytes of one region.
 #[inline]
 pub fn slice(map: &GuestMap, addr: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
+    #[cfg(fuzzing)]
+    crate::fuzzing::looked();
     let (region, offset) = map.to_region_addr(addr)?;
     region.get_slice(offset, len).ok()
 }

@@ -3,7 +3,8 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGBUS, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use vmm_sys_util::signal::register_signal_handler;
 
 /// Those that end the process, and the one that has the configuration read again.
 #[derive(Debug)]
@@ -28,5 +29,18 @@ pub(crate) fn watch() -> std::io::Result<Signals> {
     for signal in [SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
+    register_signal_handler(SIGBUS, memory_is_gone)
+        .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
     Ok(signals)
+}
+
+/// Memory that the front-end shares is not there: it has cut the file short, or there is no page for it. What was to be read
+/// or written there cannot be made up, so the process ends; it does so with a word, which a signal alone would not give.
+extern "C" fn memory_is_gone(_signal: libc::c_int, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    const WORD: &[u8] =
+        b"polypath: memory that the front-end shares is gone (SIGBUS): its file was cut short, or its \
+        huge pages or memory are used up; ending\n";
+    // Only what may be called in a signal handler: a write, and the end.
+    let _ = rustix::io::write(rustix::stdio::stderr(), WORD);
+    std::process::abort();
 }

@@ -35,6 +35,7 @@ mod learned;
 mod lifecycle;
 mod live;
 mod load;
+mod lost_memory;
 mod malformed;
 mod memory;
 mod merge;

@@ -322,6 +322,11 @@ impl Events {
         file.set_len(file.metadata()?.len() + (1 << 20))?;
         // A path that hangs is waited for.
         self.mend_rules(world);
+        // FUSE passes an answer about the size over while others are under way; a start would see two sizes.
+        let bytes = file.metadata()?.len();
+        let has_grown =
+            |name: &str| std::fs::metadata(world.fs.path(name)).is_ok_and(|meta| meta.len() == bytes);
+        wait_until("every path to show the size", SOON, || NAMES.iter().all(|name| has_grown(name)))?;
         let answer = world.control()?.ask("resize")?;
         self.note("resize", format_args!("{answer:?}"));
         Ok(())

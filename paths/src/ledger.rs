@@ -4,6 +4,9 @@
 //! worker writes only its own line; whoever flushes reads them all. The counts are kept apart per worker because a
 //! sum read while others go on could hide one write behind another.
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One cache line per worker (two, since processors fetch lines in pairs).

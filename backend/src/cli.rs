@@ -14,6 +14,7 @@ use polypath_paths::FailbackPolicy;
 use polypath_paths::text::{NoPathRetry, TableSpec};
 use polypath_selector::Kind;
 
+use crate::as_text;
 use crate::client;
 use crate::config::Launch;
 use crate::cpus::{CpuList, CpuListError};
@@ -25,7 +26,9 @@ use crate::vring::RING_SIZE_MAX;
 pub const NR_QUEUES_MAX: u16 = 64;
 
 /// Serves one virtio-blk disk over vhost-user from one or more paths to the same file or block device.
-#[derive(Debug, Clone, PartialEq, Parser)]
+///
+/// It goes from one process to another as JSON, when a confined process has its configuration read.
+#[derive(Debug, Clone, PartialEq, Parser, serde::Serialize, serde::Deserialize)]
 #[command(name = "polypath", version, max_term_width = 100)]
 pub struct Options {
     /// Read options and the table from this TOML file. What is given on the command line as well counts more than the file.
@@ -77,6 +80,7 @@ pub struct Options {
     /// How the path for each request is chosen.
     #[arg(long, value_name = "NAME", default_value = Kind::RoundRobin.name(), value_parser = parse_selector,
         conflicts_with_all = ["table", "table_file"])]
+    #[serde(with = "as_text")]
     pub selector: Kind,
 
     /// What is done with requests while no path is usable: fail, queue (for ever), or wait so many seconds and then fail.
@@ -90,6 +94,7 @@ pub struct Options {
 
     /// When to go back to a better priority group: manual, immediate, followover, or after so many seconds.
     #[arg(long, value_name = "POLICY", default_value = "manual", value_parser = parse_failback)]
+    #[serde(with = "as_text")]
     pub failback: FailbackPolicy,
 
     /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do.
@@ -108,6 +113,7 @@ pub struct Options {
     /// Keep the worker of each queue on one processor: queue i on number i of this list (as in 2-5,8), from its beginning
     /// again when it ends. What a worker needs is then in that processor's memory.
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    #[serde(with = "as_text::optional")]
     pub cpus: Option<CpuList>,
 
     /// Register guest memory with io_uring: less work per I/O, but all of the guest's memory is pinned, once for each
@@ -135,6 +141,7 @@ pub struct Options {
 
     /// Serve metrics for Prometheus at /metrics on this IP:PORT, or on the Unix socket of this path.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_metrics)]
+    #[serde(with = "as_text::optional")]
     pub metrics: Option<Address>,
 
     /// Run this program for every event (docs/control.md), with the event as a line of JSON on its standard input.
@@ -149,6 +156,12 @@ pub struct Options {
     #[arg(long, value_name = "GROUP", requires = "socket_path", value_parser = parse_group)]
     pub socket_group: Option<u32>,
 
+    /// Confine the process once it listens: it then opens no files, makes no connections and starts no programs; a helper
+    /// process opens paths, and nothing else than paths of this disk. With on, what the kernel cannot confine is said in the
+    /// log; with strict, the start is refused.
+    #[arg(long, value_name = "on|off|strict", default_value = "on")]
+    pub sandbox: Sandbox,
+
     /// What to log on stderr.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: Level,
@@ -159,11 +172,35 @@ pub struct Options {
 
     /// The `[table]` of the configuration file.
     #[arg(skip)]
+    #[serde(skip)]
     pub table_section: Option<TableSpec>,
 }
 
+/// Whether the process gives up what it does not need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sandbox {
+    /// As far as the kernel can.
+    On,
+    /// No.
+    Off,
+    /// All of it, or no start.
+    Strict,
+}
+
+impl Sandbox {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Strict => "strict",
+        }
+    }
+}
+
 /// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 pub enum Switch {
     /// Yes.
     On,
@@ -172,7 +209,7 @@ pub enum Switch {
 }
 
 /// Least important messages that are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Nothing.

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::command::{self, Code, Context, Done, Request, VERSION, words};
 use crate::events::Event;
-use crate::listen::{Access, Listener};
+use crate::listen::{Access, Listener, SocketFile};
 use crate::monitor::Outcome;
 
 /// Longest command.
@@ -126,6 +126,11 @@ impl CommandSocket {
             waiting: BTreeMap::new(),
             next_token: 0,
         })
+    }
+
+    /// Leaves the removing of the socket's file to somebody else.
+    pub(crate) fn take_file(&mut self) -> Option<SocketFile> {
+        self.listener.take_file()
     }
 
     pub(crate) fn listener(&self) -> &UnixListener {

@@ -11,7 +11,7 @@ use polypath_paths::text::{NoPathRetry, TableSection, TableSpec, TomlError};
 use polypath_selector::Kind;
 use serde::de::{Deserializer, Error as _, Visitor};
 
-use crate::cli::{self, Level, Options, Switch};
+use crate::cli::{self, Level, Options, Sandbox, Switch};
 use crate::cpus::CpuList;
 use crate::metrics::Address;
 use crate::setup;
@@ -73,6 +73,7 @@ struct File {
     #[serde(deserialize_with = "metrics")]
     metrics: Option<Address>,
     event_command: Option<PathBuf>,
+    sandbox: Option<Sandbox>,
     log_level: Option<Level>,
     table: Option<TableSection>,
 }
@@ -160,6 +161,7 @@ impl Launch {
             direct => if direct { Switch::On } else { Switch::Off };
             metrics => Some(metrics);
             event_command => Some(event_command);
+            sandbox => sandbox;
             log_level => log_level;
         }
         Ok(())
@@ -238,7 +240,7 @@ mod tests {
         let options = read(
             "socket_path = 's'\nsocket_group = 7\npaths = ['a', 'b']\nread_only = true\nnum_queues = 3\nqueue_size = 256\n\
              serial = 'x'\nselector = 'queue-length'\nno_path_retry = 'queue'\npath_timeout = 500\nfailback = 30\n\
-             path_depth = 9\nmerge_max = 0\npoll_us = 20\ncpus = '0-2'\nregister_memory = true\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\n\
+             path_depth = 9\nmerge_max = 0\npoll_us = 20\ncpus = '0-2'\nregister_memory = true\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\nsandbox = 'strict'\n\
              log_level = 'warn'\n",
         )
         .unwrap();
@@ -289,11 +291,16 @@ mod tests {
             "127.0.0.1:9470",
             "--event-command",
             "e",
+            "--sandbox",
+            "strict",
             "--log-level",
             "warn",
         ])
         .unwrap();
         assert_eq!(options, expected);
+        // A confined process has another one read the file for it.
+        let json = serde_json::to_string(&options).unwrap();
+        assert_eq!(serde_json::from_str::<Options>(&json).unwrap(), expected);
     }
 
     #[test]
@@ -320,6 +327,7 @@ mod tests {
             ("path_timeout = 1", "line 1, column 16", "ms"),
             ("serial = '123456789012345678901'", "line 1, column 10", "20"),
             ("log_level = 'loud'", "line 1, column 13", "loud"),
+            ("sandbox = 'tight'", "line 1, column 11", "strict"),
             ("socket_group = 'no such group'", "line 1, column 16", "no such group"),
             ("\n\npaths = 'a'", "line 3, column 9", "sequence"),
             ("x", "line 1", ""),

@@ -3,6 +3,7 @@
 mod event_loop;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod teller;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -13,21 +14,23 @@ use event_manager::{EventManager, MutEventSubscriber, SubscriberOps as _};
 use polypath_paths::CheckerConfig;
 use polypath_paths::text::TableSpec;
 
-use crate::cli::Options;
+use crate::cli::{Options, Sandbox};
 use crate::clock;
 use crate::command_socket::CommandSocket;
 use crate::config::Launch;
 use crate::disk::Disk;
 use crate::engine::UringEngine;
-use crate::event_command::EventCommand;
+use crate::helper::{self, Bounds};
 use crate::listen::{Access, Listener};
 use crate::metrics::{Metrics, Source};
 use crate::monitor::{Monitor, MonitorOptions};
 use crate::running::Running;
+use crate::sandbox;
 use crate::setup;
 use crate::signals;
 use crate::vring::RING_SIZE_MAX;
 use event_loop::{Bell, CLIENTS, Control};
+use teller::Teller;
 
 /// How long a stop waits for requests in flight. A path that gives no answer for so long gives none in time for a
 /// service manager either (systemd kills after 90 s).
@@ -35,6 +38,10 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Makes the disk and serves it until a signal says stop.
 pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Result<ExitCode> {
+    let helper = match options.sandbox {
+        Sandbox::Off => None,
+        Sandbox::On | Sandbox::Strict => Some(helper::start(launch.clone(), options.event_command.clone())?),
+    };
     let bell = Bell::new().context("eventfd")?;
     let disk = {
         let bell = bell.clone();
@@ -47,9 +54,26 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
     let signals = signals::watch().context("signals")?;
     let access = Access { owner: options.control_owner, group: options.control_group };
     let bind = |path| CommandSocket::bind(path, access, CLIENTS);
-    let commands = options.control.as_deref().map(bind).transpose()?;
+    let mut commands = options.control.as_deref().map(bind).transpose()?;
+    let mut metrics = options.metrics.as_ref().map(Metrics::bind).transpose()?;
+    log_disk(&disk, &options);
+    let mut listener = listen(&options)?;
+    if let Some(helper) = helper {
+        // From here on they are removed by the helper.
+        let sockets = [
+            listener.take_file(),
+            commands.as_mut().and_then(CommandSocket::take_file),
+            metrics.as_mut().and_then(Metrics::take_file),
+        ];
+        helper.begin(bounds(&options, &disk)?, sockets.into_iter().flatten().collect())?;
+    }
+    if let Err(error) = sandbox::enter(options.sandbox) {
+        remove_sockets();
+        return Err(error);
+    }
+    // Threads only from here on: they are confined as the one is that begins them.
     let event_command =
-        options.event_command.clone().map(EventCommand::start).transpose().context("--event-command")?;
+        options.event_command.clone().map(Teller::start).transpose().context("--event-command")?;
     let mut monitor = {
         let bell = bell.clone();
         let bell = Arc::new(move || bell.ring());
@@ -60,9 +84,10 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
         events: monitor.events().counts(),
         started_s: jiff::Timestamp::now().as_second(),
     };
-    let _metrics = options.metrics.as_ref().map(|address| Metrics::serve(address, source)).transpose()?;
-    let listener = listen(&options)?;
-    log_start(&disk, &listener, &options);
+    if let Some(metrics) = &metrics {
+        metrics.serve(source).context("--metrics")?;
+    }
+    log::info!("listening: socket={}", listener.name());
 
     let running = {
         let bell = bell.clone();
@@ -87,13 +112,29 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
             log::error!("stopped with requests in flight: no path answered within {STOP_WAIT_MAX:?}");
             control.say_goodbye();
             drop(listener);
+            remove_sockets();
             return Ok(ExitCode::FAILURE);
         }
         wait_ms = control.tick();
     }
     drop(listener);
+    remove_sockets();
     log::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the helper may open for this process.
+fn bounds(options: &Options, disk: &Disk) -> anyhow::Result<Bounds> {
+    let table = disk.table().load();
+    let paths = table.paths().iter().map(|path| &**path);
+    Bounds::new(paths, setup::open_options(options), options.trust_paths).context("no path")
+}
+
+/// Has the sockets' files removed, if that is left to the helper.
+fn remove_sockets() {
+    if let Some(helper) = helper::client() {
+        helper.remove_sockets();
+    }
 }
 
 fn monitor_options(options: &Options) -> MonitorOptions {
@@ -120,7 +161,7 @@ fn listen(options: &Options) -> anyhow::Result<Listener> {
     }
 }
 
-fn log_start(disk: &Disk, listener: &Listener, options: &Options) {
+fn log_disk(disk: &Disk, options: &Options) {
     if options.trust_paths {
         log::warn!("paths are trusted without proof: a path to another disk will be written to");
     }
@@ -139,5 +180,4 @@ fn log_start(disk: &Disk, listener: &Listener, options: &Options) {
         disk.limits().read_only,
         String::from_utf8_lossy(disk.id()).trim_end_matches('\0'),
     );
-    log::info!("listening: socket={}", listener.name());
 }

@@ -4,10 +4,9 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use crate::events::Event;
 
 /// How long a run may take before it is killed.
 const RUN_MAX: Duration = Duration::from_secs(10);
@@ -18,39 +17,45 @@ const WAITING_MAX: usize = 256;
 /// The runner.
 #[derive(Debug)]
 pub(crate) struct EventCommand {
-    queue: mpsc::SyncSender<Arc<Event>>,
+    queue: mpsc::SyncSender<(String, String)>,
+    thread: JoinHandle<()>,
     is_behind: bool,
 }
 
 impl EventCommand {
     /// Runs `program` for every event that is told from now on.
     pub(crate) fn start(program: PathBuf) -> std::io::Result<Self> {
-        let (queue, events) = mpsc::sync_channel::<Arc<Event>>(WAITING_MAX);
-        std::thread::Builder::new().name("events".into()).spawn(move || {
-            for event in events {
-                if let Err(error) = run(&program, &event) {
+        let (queue, events) = mpsc::sync_channel::<(String, String)>(WAITING_MAX);
+        let thread = std::thread::Builder::new().name("events".into()).spawn(move || {
+            for (name, line) in events {
+                if let Err(error) = run(&program, &name, &line) {
                     log::warn!("event command: program={} error={error}", program.display());
                 }
             }
         })?;
-        Ok(Self { queue, is_behind: false })
+        Ok(Self { queue, thread, is_behind: false })
     }
 
-    /// These have happened.
-    pub(crate) fn tell(&mut self, events: &[Arc<Event>]) {
-        for event in events {
-            let is_lost = self.queue.try_send(Arc::clone(event)).is_err();
-            if is_lost && !self.is_behind {
-                log::warn!("event command: too slow, events are left out");
-            }
-            self.is_behind = is_lost;
+    /// This has happened: an event's name, and the line that tells it.
+    pub(crate) fn run(&mut self, name: String, line: String) {
+        let is_lost = self.queue.try_send((name, line)).is_err();
+        if is_lost && !self.is_behind {
+            log::warn!("event command: too slow, events are left out");
+        }
+        self.is_behind = is_lost;
+    }
+
+    /// Waits until the program has run for all that was told, but not longer than `max`.
+    pub(crate) fn finish(self, max: Duration) {
+        drop(self.queue);
+        let start = Instant::now();
+        while !self.thread.is_finished() && start.elapsed() < max {
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-fn run(program: &Path, event: &Event) -> std::io::Result<()> {
-    let json = event.json();
-    let name = json["event"].as_str().unwrap_or_default();
+fn run(program: &Path, name: &str, line: &str) -> std::io::Result<()> {
     let mut child = Command::new(program)
         .arg(name)
         .env("POLYPATH_EVENT", name)
@@ -59,7 +64,7 @@ fn run(program: &Path, event: &Event) -> std::io::Result<()> {
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // It need not read it; a line is less than what the pipe holds.
-        let _ = writeln!(stdin, "{json}");
+        let _ = writeln!(stdin, "{line}");
     }
     wait(&mut child)
 }

@@ -60,6 +60,11 @@ const NAMES: [&str; 19] = [
     "stopping",
 ];
 
+/// Whether there are events of this name.
+pub(crate) fn is_name(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
 impl fmt::Display for What {
     /// One sentence for people.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{FlockOperation, flock, fstatfs};
 use rustix::io::Errno;
 
+use crate::helper;
+
 /// File systems in memory (`TMPFS_MAGIC`, `HUGETLBFS_MAGIC`, linux/magic.h): looking for a lock there never blocks.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x9584_58f6];
 
@@ -29,6 +31,19 @@ pub enum FenceError {
     /// It cannot be opened again (no `/proc`, for one).
     #[error("it cannot be opened again: {0}")]
     File(#[from] std::io::Error),
+}
+
+fn is_in_memory(area: &File) -> Result<bool, FenceError> {
+    let kind = fstatfs(area).map_err(std::io::Error::from)?.f_type;
+    Ok(u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)))
+}
+
+/// An open file of its own for an area, for reading.
+pub(crate) fn open_anew(area: &File) -> Result<File, FenceError> {
+    if !is_in_memory(area)? {
+        return Err(FenceError::NotInMemory);
+    }
+    Ok(File::open(format!("/proc/self/fd/{}", area.as_raw_fd()))?)
 }
 
 /// The lock on one in-flight area. Given back on drop, when no worker that had it registered runs any more; by a process
@@ -44,11 +59,11 @@ pub struct Fence {
 impl Fence {
     /// A lock on the file of an area. It is not held yet.
     pub fn over(area: &File) -> Result<Arc<Self>, FenceError> {
-        let kind = fstatfs(area).map_err(std::io::Error::from)?.f_type;
-        if !u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)) {
-            return Err(FenceError::NotInMemory);
-        }
-        let file = File::open(format!("/proc/self/fd/{}", area.as_raw_fd()))?;
+        let file = match helper::client() {
+            // The same, done by who may open files.
+            Some(helper) if is_in_memory(area)? => helper.reopen(area)?,
+            _ => open_anew(area)?,
+        };
         let metadata = file.metadata()?;
         Ok(Arc::new(Self { file, id: (metadata.dev(), metadata.ino()) }))
     }

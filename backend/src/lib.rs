@@ -4,6 +4,7 @@
 //! [`transfer`] (with [`gather`]) what the kernel needs, [`dispatch`] chooses the path, [`engine`] hands it to io_uring;
 //! the answer comes back the same way. [`control`] accepts front-ends, [`session`] speaks vhost-user with one of them.
 
+mod as_text;
 pub mod back_channel;
 mod check;
 pub mod cli;
@@ -27,6 +28,7 @@ pub mod fence;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gather;
+mod helper;
 pub mod inflight;
 pub mod lane;
 pub mod listen;
@@ -40,6 +42,7 @@ mod probe;
 mod protocol;
 pub mod request;
 pub mod running;
+pub mod sandbox;
 pub mod session;
 pub mod setup;
 pub mod shared_area;

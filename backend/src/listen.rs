@@ -22,8 +22,27 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 pub struct Listener {
     socket: UnixListener,
     name: String,
-    /// The file that we made: path, device and inode.
-    file: Option<(PathBuf, (u64, u64))>,
+    /// The file that we made.
+    file: Option<SocketFile>,
+}
+
+/// The file of a socket that we made.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub struct SocketFile {
+    #[serde(with = "crate::as_text::bytes")]
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    /// Takes it away, unless somebody has put another one there.
+    pub fn remove(&self) {
+        let now = fs::symlink_metadata(&self.path).map(|meta| (meta.dev(), meta.ino()));
+        if now.is_ok_and(|now| now == self.id) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Who may connect beside the own user.
@@ -68,7 +87,7 @@ impl Listener {
         Ok(Self {
             socket,
             name: path.display().to_string(),
-            file: Some((path.to_owned(), (meta.dev(), meta.ino()))),
+            file: Some(SocketFile { path: path.to_owned(), id: (meta.dev(), meta.ino()) }),
         })
     }
 
@@ -125,6 +144,11 @@ impl Listener {
         &self.socket
     }
 
+    /// Leaves the removing of its file, if it has one, to somebody else.
+    pub fn take_file(&mut self) -> Option<SocketFile> {
+        self.file.take()
+    }
+
     /// Its name, for messages.
     pub fn name(&self) -> &str {
         &self.name
@@ -133,12 +157,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some((path, made)) = &self.file {
-            // Somebody may have put another socket there.
-            let now = fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()));
-            if now.is_ok_and(|now| now == *made) {
-                let _ = fs::remove_file(path);
-            }
+        if let Some(file) = &self.file {
+            file.remove();
         }
     }
 }

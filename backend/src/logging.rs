@@ -22,7 +22,7 @@ pub fn start(level: cli::Level) {
 }
 
 /// Whether stderr leads to systemd's journal (systemd.exec(5), `JOURNAL_STREAM`), which adds time and name itself.
-fn is_journal() -> bool {
+pub(crate) fn is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(meta) = std::fs::metadata("/proc/self/fd/2") else { return false };
     stream == format!("{}:{}", meta.dev(), meta.ino())

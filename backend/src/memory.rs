@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
     ByteValued, Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap,
-    GuestMemoryRegion as _, GuestRegionMmap, VolatileSlice,
+    GuestMemoryRegion as _, GuestRegionMmap, MmapRegion, VolatileSlice,
 };
 
 /// Guest memory as a worker sees it.
@@ -193,9 +193,18 @@ fn map_region(at: RegionAddress, file: FileOffset) -> Result<Region, MemoryError
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
         .build()?;
+    leave_out_of_cores(&mapping);
     let mapping = GuestRegionMmap::new(mapping, GuestAddress(at.guest)).ok_or(MemoryError::Wraps)?;
     debug_assert_eq!(mapping.len(), at.size_bytes);
     Ok(Region { at, mapping: Arc::new(mapping) })
+}
+
+/// What a guest has in its memory is nobody's to read in a core of this process.
+fn leave_out_of_cores(mapping: &MmapRegion) {
+    // SAFETY: the range is that of the mapping; the advice changes nothing of what is in it.
+    if unsafe { libc::madvise(mapping.as_ptr().cast(), mapping.size(), libc::MADV_DONTDUMP) } == -1 {
+        log::warn!("guest memory may be in a core: error={}", std::io::Error::last_os_error());
+    }
 }
 
 /// A worker's hold on a map.

@@ -7,6 +7,7 @@ mod collect;
 mod http;
 mod work;
 
+use std::net::TcpListener;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -16,7 +17,7 @@ use prometheus_client::registry::Registry;
 pub use address::Address;
 pub(crate) use collect::Source;
 
-use crate::listen::{Access, Listener};
+use crate::listen::{Access, Listener, SocketFile};
 use http::{Answer, Stream};
 
 /// The format, with the version of it that is written (Prometheus asks for it first).
@@ -25,33 +26,52 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The HTTP server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// Removes the socket's file at the end, if there is one.
-    _listener: Option<Listener>,
+    socket: Socket,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    /// Removes its file at the end.
+    Unix(Listener),
 }
 
 impl Metrics {
-    /// Serves what `source` has, on `address`.
-    pub(crate) fn serve(address: &Address, source: Source) -> anyhow::Result<Self> {
-        let option = || format!("--metrics {address}");
+    /// Listens on `address`; nobody is answered yet.
+    pub(crate) fn bind(address: &Address) -> anyhow::Result<Self> {
+        let socket = match address {
+            Address::Tcp(at) => {
+                Socket::Tcp(TcpListener::bind(at).with_context(|| format!("--metrics {address}"))?)
+            }
+            Address::Unix(path) => Socket::Unix(Listener::bind_for("--metrics", path, Access::default())?),
+        };
+        log::info!("metrics: {address}");
+        Ok(Self { socket })
+    }
+
+    /// Leaves the removing of its socket's file, if it has one, to somebody else.
+    pub(crate) fn take_file(&mut self) -> Option<SocketFile> {
+        match &mut self.socket {
+            Socket::Tcp(_) => None,
+            Socket::Unix(listener) => listener.take_file(),
+        }
+    }
+
+    /// Serves what `source` has.
+    pub(crate) fn serve(&self, source: Source) -> std::io::Result<()> {
         let mut registry = Registry::with_prefix("polypath");
         registry.register_collector(Box::new(source));
         let answer = Arc::new(move |path: &str| answer(path, &registry));
-        let mut kept = None;
-        match address {
-            Address::Tcp(address) => {
-                let listener = std::net::TcpListener::bind(address).with_context(option)?;
-                let accept = move || listener.accept().map(|(stream, _)| Stream::Tcp(stream));
-                http::serve(accept, answer)?;
+        match &self.socket {
+            Socket::Tcp(listener) => {
+                let listener = listener.try_clone()?;
+                http::serve(move || listener.accept().map(|(stream, _)| Stream::Tcp(stream)), answer)
             }
-            Address::Unix(path) => {
-                let listener = Listener::bind_for("--metrics", path, Access::default())?;
-                let socket = listener.socket().try_clone().with_context(option)?;
-                kept = Some(listener);
-                http::serve(move || socket.accept().map(|(stream, _)| Stream::Unix(stream)), answer)?;
+            Socket::Unix(listener) => {
+                let socket = listener.socket().try_clone()?;
+                http::serve(move || socket.accept().map(|(stream, _)| Stream::Unix(stream)), answer)
             }
         }
-        log::info!("metrics: {address}");
-        Ok(Self { _listener: kept })
     }
 }
 

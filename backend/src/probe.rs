@@ -7,7 +7,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak, mpsc};
 
-use polypath_paths::{Identity, OpenOptions, Path, prove};
+use polypath_paths::{Identity, OpenOptions, Path, Seed, prove};
+
+use crate::helper;
+use crate::sandbox::{self, Kind};
 
 /// What a probe found.
 #[derive(Debug)]
@@ -37,6 +40,21 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
+    /// Opens a path and has it proved; by the helper, if there is one.
+    fn open(&self, seed: Seed) -> Result<Path, String> {
+        if let Some(helper) = helper::client() {
+            let reference =
+                self.reference.as_ref().and_then(Weak::upgrade).map(|path| path.name().to_owned());
+            let (name, size_bytes) = (seed.name().to_owned(), self.size_bytes);
+            let opened = helper.open(name, seed.options(), size_bytes, reference)?;
+            return Ok(seed.grow(opened));
+        }
+        let path = seed.open().map_err(|error| error.to_string())?;
+        read_block(&path)?;
+        self.check(&path)?;
+        Ok(path)
+    }
+
     fn check(&self, path: &Path) -> Result<(), String> {
         match &self.identity {
             Some(identity) => {
@@ -65,13 +83,11 @@ pub(crate) fn probe(
         let mut size_bytes = None;
         let found = if let Some(expected) = reopen {
             // The old descriptor is not kept open for the sake of the probe.
-            let new = path.reopen().map_err(|error| error.to_string());
+            let seed = path.seed();
             drop(path);
-            new.and_then(|new| {
-                read_block(&new)?;
-                expected.check(&new)?;
+            expected.open(seed).map(|new| {
                 size_bytes = Some(new.limits().size_bytes);
-                Ok(Some(Arc::new(new)))
+                Some(Arc::new(new))
             })
         } else {
             // A size that cannot be asked is no reason to leave a path out that reads.
@@ -93,12 +109,8 @@ pub(crate) fn open(
     done: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     spawn(move || {
-        let opened = Path::open(name.clone(), options, nr_workers).map_err(|error| error.to_string());
-        let found = opened.and_then(|path| {
-            read_block(&path)?;
-            expected.check(&path)?;
-            Ok(Some(Arc::new(path)))
-        });
+        let found =
+            expected.open(Seed::new(name.clone(), options, nr_workers)).map(|path| Some(Arc::new(path)));
         let _ = results.send(ProbeResult { id, name, found, size_bytes: None });
         done();
     })
@@ -128,7 +140,14 @@ pub(crate) fn close(path: Arc<Path>, done: impl FnOnce() + Send + 'static) -> io
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name("probe".into()).stack_size(128 << 10).spawn(run).map(drop)
+    std::thread::Builder::new()
+        .name("probe".into())
+        .stack_size(128 << 10)
+        .spawn(move || {
+            sandbox::confine(Kind::Probe);
+            run();
+        })
+        .map(drop)
 }
 
 pub(crate) fn read_block(path: &Path) -> Result<(), String> {

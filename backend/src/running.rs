@@ -13,7 +13,9 @@ use crate::clock;
 use crate::config::Launch;
 use crate::counters::Counters;
 use crate::events::What;
+use crate::helper;
 use crate::monitor::{Monitor, Outcome};
+use crate::sandbox::{self, Kind};
 
 /// How long reading the configuration may take.
 const READ_NS_MAX: u64 = 10_000_000_000;
@@ -71,6 +73,7 @@ pub struct Settings<'a> {
     pub register_memory: bool,
     pub metrics: Option<String>,
     pub event_command: Option<&'a Path>,
+    pub sandbox: &'static str,
     pub log_level: String,
 }
 
@@ -146,7 +149,13 @@ impl Running {
         let (launch, bell) = (self.launch.clone(), Arc::clone(&self.bell));
         // Files, and names of users and groups, may take their time.
         std::thread::Builder::new().name("reload".into()).spawn(move || {
-            let _ = sender.send(launch.resolve());
+            sandbox::confine(Kind::Reload);
+            // Who may not read files has it done by who may.
+            let resolved = match helper::client() {
+                Some(helper) => helper.configuration(),
+                None => launch.resolve(),
+            };
+            let _ = sender.send(resolved);
             bell();
         })?;
         self.reload = Some(Reload { token, until_ns: now_ns + READ_NS_MAX, reading, options: None });
@@ -242,6 +251,7 @@ impl Running {
         fixed!(
             socket_path fd socket_group read_only num_queues queue_size serial path_depth merge_max poll_us cpus
             register_memory trust_paths control control_owner control_group direct metrics event_command
+            sandbox
         );
         let report = json!({ "changed": changed, "needs_restart": fixed, "table": table });
         // What needs a restart is still as it was.
@@ -270,6 +280,7 @@ impl Running {
             register_memory: options.register_memory,
             metrics: options.metrics.as_ref().map(ToString::to_string),
             event_command: options.event_command.as_deref(),
+            sandbox: options.sandbox.name(),
             log_level: log::max_level().to_string().to_lowercase(),
         }
     }

@@ -13,6 +13,15 @@ pub(crate) struct Signals {
     pub reload: UnixStream,
 }
 
+/// From now on these do nothing; programs that are run from here are ended by them as ever.
+pub(crate) fn ignore() -> std::io::Result<()> {
+    let ignored = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
+    }
+    Ok(())
+}
+
 /// Watches from now on.
 pub(crate) fn watch() -> std::io::Result<Signals> {
     let watch = |numbers: &[i32]| {

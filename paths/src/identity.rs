@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use crate::sysfs::BlockDevice;
 
 /// What two paths must have in common to be paths of one disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Identity {
     /// A regular file, or the file behind a loop device from `offset` bytes on.
     File {

@@ -1,7 +1,7 @@
 //! What a path can take, and what the guest may be told when there are several.
 
 /// Whether fsync speaks of a file system or of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum FileKind {
     /// A regular file.
     Regular,
@@ -21,7 +21,7 @@ impl FileKind {
 }
 
 /// Sizes in bytes; every alignment is a power of two.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// Regular file or block device.
     pub kind: FileKind,

@@ -18,7 +18,7 @@ const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// How to open a path.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OpenOptions {
     /// Open for reading only.
     pub read_only: bool,
@@ -63,12 +63,22 @@ pub enum OpenError {
 
 /// An open descriptor with what was learned of it.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) file: File,
-    pub(crate) limits: Limits,
-    pub(crate) identity: Identity,
+pub struct Opened {
+    /// The descriptor.
+    pub file: File,
+    /// What was learned.
+    pub facts: Facts,
+}
+
+/// What is learned of a path when it is opened. One process may open it for another, and tell it so.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Facts {
+    /// What it can take.
+    pub limits: Limits,
+    /// Which LUN it leads to.
+    pub identity: Identity,
     /// As in `st_rdev`; 0 for what is no device.
-    pub(crate) rdev: u64,
+    pub rdev: u64,
 }
 
 /// Opens `name` and proves what it is. Blocks as long as the storage does.
@@ -109,7 +119,7 @@ pub(crate) fn open(name: &std::path::Path, options: OpenOptions) -> Result<Opene
         );
     }
     let rdev = if kind == FileKind::Block { meta.rdev() } else { 0 };
-    Ok(Opened { identity: Identity::of(&meta), file, limits, rdev })
+    Ok(Opened { facts: Facts { identity: Identity::of(&meta), limits, rdev }, file })
 }
 
 fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
@@ -132,7 +142,7 @@ fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
         may_block: false,
         in_memory: false,
     };
-    Ok(Opened { file, limits, identity: Identity::Null { size_bytes }, rdev: 0 })
+    Ok(Opened { file, facts: Facts { limits, identity: Identity::Null { size_bytes }, rdev: 0 } })
 }
 
 /// Size in bytes as the descriptor shows it now.
@@ -236,7 +246,7 @@ mod tests {
     fn f32_sizes_are_rounded_down_to_whole_blocks() {
         for (size, usable) in [(512, 512), (513, 512), (123_456_789, 123_456_512)] {
             let file = file_of(size);
-            assert_eq!(open(file.path(), CACHED).unwrap().limits.size_bytes, usable);
+            assert_eq!(open(file.path(), CACHED).unwrap().facts.limits.size_bytes, usable);
             assert_eq!(file.as_file().metadata().unwrap().len(), size, "looking must not change the file");
         }
     }

@@ -10,7 +10,7 @@ use crate::identity::Identity;
 use crate::ledger::Ledger;
 use crate::limits::Limits;
 use crate::load::Gauges;
-use crate::open::{self, OpenError, OpenOptions, Opened};
+use crate::open::{self, Facts, OpenError, OpenOptions, Opened};
 use crate::stats::{IoStats, WorkerStats};
 use crate::sysfs;
 
@@ -22,6 +22,62 @@ struct Lasting {
     stats: WorkerStats<IoStats>,
 }
 
+/// A path before it is open: its name, how to open it, and its history, if it had one.
+#[derive(Debug)]
+pub struct Seed {
+    name: PathBuf,
+    options: OpenOptions,
+    nr_workers: usize,
+    lasting: Arc<Lasting>,
+}
+
+impl Seed {
+    /// A path without a history; `nr_workers` is the largest number of workers that will ever use it.
+    pub fn new(name: PathBuf, options: OpenOptions, nr_workers: usize) -> Self {
+        let lasting = Lasting {
+            nr_failures: AtomicU32::new(0),
+            ledger: Ledger::new(nr_workers),
+            stats: WorkerStats::new(nr_workers),
+        };
+        Self { name, options, nr_workers, lasting: Arc::new(lasting) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &std::path::Path {
+        &self.name
+    }
+
+    /// How it is to be opened.
+    pub fn options(&self) -> OpenOptions {
+        self.options
+    }
+
+    /// Opens it. Blocks as long as the storage does.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn open(self) -> Result<Path, OpenError> {
+        let opened = open::open(&self.name, self.options)?;
+        Ok(self.grow(opened))
+    }
+
+    /// The path, of what was opened by its name.
+    pub fn grow(self, opened: Opened) -> Path {
+        Path {
+            name: self.name,
+            options: self.options,
+            file: opened.file,
+            facts: opened.facts,
+            failed: AtomicBool::new(false),
+            suspected: AtomicBool::new(false),
+            last_errno: AtomicI32::new(0),
+            gauges: Gauges::new(self.nr_workers),
+            nr_workers: self.nr_workers,
+            lasting: self.lasting,
+        }
+    }
+}
+
 /// One host file or device that reaches the LUN, open.
 ///
 /// Health lives here and not in the table, so that old and new tables agree on it. A path that returns after a failure
@@ -31,9 +87,7 @@ pub struct Path {
     name: PathBuf,
     options: OpenOptions,
     file: File,
-    limits: Limits,
-    identity: Identity,
-    rdev: u64,
+    facts: Facts,
     failed: AtomicBool,
     suspected: AtomicBool,
     /// Of the error that it was last blamed for; 0: none.
@@ -47,40 +101,23 @@ impl Path {
     /// Opens the path; `nr_workers` is the largest number of workers that will ever use it. Blocks as long as the
     /// storage does.
     pub fn open(name: PathBuf, options: OpenOptions, nr_workers: usize) -> Result<Self, OpenError> {
-        let lasting = Lasting {
-            nr_failures: AtomicU32::new(0),
-            ledger: Ledger::new(nr_workers),
-            stats: WorkerStats::new(nr_workers),
-        };
-        Self::open_with(name, options, nr_workers, Arc::new(lasting))
+        let opened = open::open(&name, options)?;
+        Ok(Seed::new(name, options, nr_workers).grow(opened))
     }
 
-    fn open_with(
-        name: PathBuf,
-        options: OpenOptions,
-        nr_workers: usize,
-        lasting: Arc<Lasting>,
-    ) -> Result<Self, OpenError> {
-        let Opened { file, limits, identity, rdev } = open::open(&name, options)?;
-        Ok(Self {
-            name,
-            options,
-            file,
-            limits,
-            identity,
-            rdev,
-            failed: AtomicBool::new(false),
-            suspected: AtomicBool::new(false),
-            last_errno: AtomicI32::new(0),
-            gauges: Gauges::new(nr_workers),
-            nr_workers,
-            lasting,
-        })
+    /// What another descriptor of the same path is made of.
+    pub fn seed(&self) -> Seed {
+        Seed {
+            name: self.name.clone(),
+            options: self.options,
+            nr_workers: self.nr_workers,
+            lasting: Arc::clone(&self.lasting),
+        }
     }
 
-    /// Opens the same name again, with a new descriptor, and keeps the history. Blocks as long as the storage does.
-    pub fn reopen(&self) -> Result<Self, OpenError> {
-        Self::open_with(self.name.clone(), self.options, self.nr_workers, Arc::clone(&self.lasting))
+    /// What was learned of it, and its file: what another process needs to have the same path.
+    pub fn into_opened(self) -> Opened {
+        Opened { file: self.file, facts: self.facts }
     }
 
     /// The name it was opened by.
@@ -90,7 +127,7 @@ impl Path {
 
     /// Whether a name means this path: the one that it was opened by, or its device's numbers (`major:minor`).
     pub fn is_named(&self, name: &std::path::Path) -> bool {
-        self.name == name || (self.rdev != 0 && sysfs::device_number(name) == Some(self.rdev))
+        self.name == name || (self.facts.rdev != 0 && sysfs::device_number(name) == Some(self.facts.rdev))
     }
 
     /// The descriptor's number, valid as long as the path lives.
@@ -105,7 +142,7 @@ impl Path {
 
     /// What the path can take.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.facts.limits
     }
 
     /// Size in bytes as the path shows it now; it may not be whole blocks. Blocks as long as the storage does.
@@ -118,7 +155,7 @@ impl Path {
 
     /// Which LUN it leads to.
     pub fn identity(&self) -> &Identity {
-        &self.identity
+        &self.facts.identity
     }
 
     /// The writes that a flush has to cover.

@@ -11,14 +11,15 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::STOP_WAIT_MAX;
+use super::teller::Teller;
 use crate::clock;
 use crate::command::Context;
 use crate::command_socket::CommandSocket;
 use crate::disk::Disk;
-use crate::event_command::EventCommand;
 use crate::events::What;
 use crate::monitor::{Monitor, Outcome};
 use crate::running::{RELOAD_TOKEN, Running};
+use crate::sandbox::{self, Kind};
 use crate::session;
 use crate::signals::Signals;
 
@@ -67,7 +68,7 @@ pub(super) struct Control {
     monitor: Monitor,
     running: Running,
     commands: Option<CommandSocket>,
-    pub(super) event_command: Option<EventCommand>,
+    pub(super) event_command: Option<Teller>,
     bell: Bell,
 }
 
@@ -206,6 +207,7 @@ impl Control {
         let (shared, ended) = (stream.try_clone()?, self.ended.try_clone()?);
         let disk = Arc::clone(&self.disk);
         let thread = std::thread::Builder::new().name("session".into()).spawn(move || {
+            sandbox::confine(Kind::Session);
             log::info!("front-end connected");
             session::serve(disk, stream);
             let _ = rustix::io::write(&ended, &1u64.to_ne_bytes());

@@ -6,6 +6,7 @@
 mod at_once;
 mod buffers;
 mod files;
+mod restrict;
 mod uring;
 
 use std::io;

@@ -12,10 +12,11 @@ use io_uring::{IoUring, opcode, squeue};
 use super::at_once::{self, moved_by_null};
 use super::buffers::{self, Buffers};
 use super::files::Files;
-use super::{Engine, Event, GATHER_TIME, Wanted};
+use super::{Engine, Event, GATHER_TIME, Wanted, restrict};
 use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::GuestMap;
+use crate::sandbox;
 use crate::transfer::{Action, Transfer};
 
 /// `user_data` of what is not a transfer; slots are small numbers.
@@ -58,13 +59,17 @@ impl UringEngine {
     /// A ring for `nr_slots` transfers at a time, that also looks at the eventfd `wake`, and keeps `fence` for as long as
     /// it has I/O under way. To be made by the thread that uses it.
     pub fn new(nr_slots: u32, wake: OwnedFd, fence: Option<Arc<Fence>>) -> io::Result<Self> {
-        let ring = build(nr_slots)?;
+        let is_restricted = sandbox::is_on();
+        let ring = build(nr_slots, is_restricted)?;
         let files = Files::new(&ring, fence.as_ref().map(|fence| fence.raw_fd()));
         // What may sleep (a flush, a discard, anything on a FUSE file) takes a kernel thread until it is answered, and by
         // default there are 4 per processor for files and block devices: a few flushes of a path that hangs would keep all
         // others from their paths. A thread for each transfer, should it come to that; idle ones end by themselves.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [nr_slots, nr_slots]) {
             log::warn!("the kernel's threads for a queue stay few: error={error}");
+        }
+        if is_restricted {
+            restrict::switch_on(&ring)?;
         }
         let can_gather = ring.params().is_feature_min_timeout();
         let mut slots = Vec::new();
@@ -93,7 +98,7 @@ impl UringEngine {
 
     /// Whether rings of this size can be had here: found out before the first guest connects.
     pub fn probe(nr_slots: u32) -> io::Result<()> {
-        build(nr_slots).map(drop)
+        build(nr_slots, false).map(drop)
     }
 
     /// # Safety
@@ -211,10 +216,14 @@ fn in_buffer(mut entry: squeue::Entry, opcode: u8, buffer: Option<u16>) -> squeu
     entry
 }
 
-fn build(nr_slots: u32) -> io::Result<IoUring> {
+/// `is_off`: it does nothing until it is switched on.
+fn build(nr_slots: u32, is_off: bool) -> io::Result<IoUring> {
     let nr_entries = (nr_slots + NR_EXTRA_ENTRIES).next_power_of_two();
     let mut builder = IoUring::builder();
     builder.dontfork().setup_clamp();
+    if is_off {
+        builder.setup_r_disabled();
+    }
     // One thread submits and waits, so completions need no interrupt of it (since 6.1); older kernels do without.
     let plain = builder.clone();
     builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::sandbox::{self, Kind};
+
 /// A client that takes or gives nothing for so long is dropped.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -117,6 +119,7 @@ where
     server.nr_waiting.fetch_add(1, Ordering::Relaxed);
     let shared = Arc::clone(&server);
     let begun = std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
+        sandbox::confine(Kind::Metrics);
         loop {
             let accepted = (server.accept)();
             let is_last = server.nr_waiting.fetch_sub(1, Ordering::Relaxed) == 1;

@@ -176,7 +176,7 @@ impl World {
         if self.rng.chance(30) {
             return table.reinstate_path(index);
         }
-        let new = Arc::new(old.reopen().expect("path"));
+        let new = Arc::new(old.seed().open().expect("path"));
         let mut groups = table.groups().to_vec();
         for (path, _) in groups.iter_mut().flat_map(|group| group.paths.iter_mut()) {
             if Arc::ptr_eq(path, old) {

@@ -13,6 +13,7 @@ use crate::dirty_log::DirtyLog;
 use crate::disk::Disk;
 use crate::engine::UringEngine;
 use crate::memory::MapLease;
+use crate::sandbox::{self, Kind};
 use crate::vring::RingAddresses;
 
 /// What a worker can be asked.
@@ -80,6 +81,8 @@ impl WorkerHandle {
                     return next_avail;
                 }
             };
+            // Its ring is made, its processor chosen: what is left to do is little.
+            sandbox::confine(Kind::Worker);
             let _ = ready.send(Ok(()));
             worker.run()
         })?;

@@ -118,7 +118,7 @@ fn a_path_that_is_opened_anew_is_not_touched_by_errors_of_the_old_one() {
     let (_dir, table) = table_of(&[1], &[]);
     let old = Arc::clone(&table.paths()[0]);
     table.fail_path(0, 1);
-    let new = Arc::new(old.reopen().unwrap());
+    let new = Arc::new(old.seed().open().unwrap());
     let next = Table::new(vec![group(vec![Arc::clone(&new)])], Arc::clone(table.map())).unwrap();
     let cell = TableCell::new(table);
     let mut reader = cell.reader();

@@ -121,7 +121,8 @@ impl Hostile {
             head: mem.alloc(16 << 10),
             data: mem.alloc(16 << 10),
             table: mem.alloc(TABLE_ENTRIES * 16),
-            outside: mem.end(),
+            // Beyond memory that is plugged in later as well.
+            outside: mem.end().max(1 << 45),
             rng,
             nr_rings: 0,
             nr_kicks: 0,
@@ -194,7 +195,8 @@ impl Hostile {
                 (0..size).map(entry).collect()
             }
             Nonsense::Addresses => {
-                let addrs = [far, far - 8, u64::MAX, u64::MAX - 15, 0, 1 << 63];
+                // Not what others on this front-end may have for a buffer: a status byte there is what was asked for.
+                let addrs = [far, far - 8, u64::MAX, u64::MAX - 15, 1 << 62, 1 << 63];
                 let entry = |i: u16| {
                     let addr = addrs[usize::from(i) % addrs.len()];
                     let next = if i % 4 == 3 { 0 } else { NEXT };

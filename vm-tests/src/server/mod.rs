@@ -255,6 +255,12 @@ impl Builder {
         if !up {
             bail!("the server ended at start: {:?}\n{}", process.exited(), process.stderr());
         }
+        // It confines itself between listening and saying so; whoever counts threads or lines wants that to be over.
+        let says_so = matches!(self.log_level.as_deref(), Some("info" | "debug" | "trace"));
+        if self.program == Program::Polypath && says_so {
+            let said = process.wait_for_log("listening: socket=", START_TIMEOUT);
+            said.with_context(|| format!("the server's last words:\n{}", process.stderr()))?;
+        }
         Ok(Server { process, program: self.program, socket, _dir: dir })
     }
 

@@ -48,6 +48,7 @@ mod ranges;
 mod resize;
 mod retry;
 mod rig;
+mod sandbox;
 mod soak;
 mod stop;
 mod tables;

@@ -8,7 +8,7 @@
 //! | capabilities | dropped, with those that a program could be given | `capabilities.rs` |
 //! | cores with guest data, other processes' looks | `files.rs` |
 //!
-//! What has to be opened later is opened by the [`crate::helper`]. A thread has the filter of the thread that began it
+//! What has to be opened later is opened by the helper (`helper/`). A thread has the filter of the thread that began it
 //! and can only add to it, so the control loop's allows what the others' do.
 
 mod calls;

@@ -39,6 +39,7 @@ fn unsafe_code_is_where_the_architecture_says_and_says_why() {
     let mut nr_files = 0;
     for file in files {
         let code = fs::read_to_string(&file).unwrap();
+        let code = code.split("#[cfg(test)]\nmod ").next().unwrap();
         let is_unsafe = |line: &&str| {
             let line = line.split("//").next().unwrap_or_default();
             ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"].iter().any(|word| line.contains(word))

@@ -69,10 +69,12 @@ pub fn run(
         events.note("nonsense on a fifth queue", Nonsense::ALL[at].name());
         (Nonsense::ALL[at], events.rng.next_u64())
     });
+    // Its buffers are nobody else's before its ring has stopped.
+    let mut hostile = None;
     std::thread::scope(|scope| -> Result<()> {
         if let (Some((what, seed)), Some(q)) = (nonsense, fifth.first_mut()) {
-            let ends = &ends;
-            scope.spawn(move || talk_nonsense(&mut q.queue, what, seed, ends));
+            let (ends, hostile) = (&ends, &mut hostile);
+            scope.spawn(move || *hostile = Some(talk_nonsense(&mut q.queue, what, seed, ends)));
         }
         let loads: Vec<_> = queues
             .iter_mut()
@@ -129,6 +131,7 @@ pub fn run(
     }
     // The fifth queue is made good again, and is.
     world.disk.session.stop(QUEUES).context("stop the queue with the nonsense")?;
+    drop(hostile);
     let fifth = world.disk.queues.get_mut(usize::from(QUEUES)).context("a fifth queue")?;
     fifth.reset();
     world.disk.session.start(&fifth.queue, 0)?;
@@ -137,13 +140,14 @@ pub fn run(
     Ok(Outcome { tally, survived: None })
 }
 
-/// A driver that keeps no rules, for as long as the load goes on.
-fn talk_nonsense(queue: &mut Queue, what: Nonsense, seed: u64, ends: &Ends) {
+/// A driver that keeps no rules, for as long as the load goes on. Gives what its ring still points to.
+fn talk_nonsense(queue: &mut Queue, what: Nonsense, seed: u64, ends: &Ends) -> Hostile {
     let mut hostile = Hostile::new(queue, what, seed);
     while !ends.stop.load(Ordering::SeqCst) && !ends.cut.load(Ordering::SeqCst) {
         hostile.poke(queue);
         std::thread::sleep(NONSENSE_PAUSE);
     }
+    hostile
 }
 
 /// Everything was answered: the disk and, after a flush, the file hold it.

@@ -27,6 +27,7 @@ use polypath_selector::NewError;
 use batch::Batch;
 pub use command::{Command, WorkerHandle};
 use poll::{GLANCE_NS, Glance, Window};
+use take::IdleKicks;
 
 use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
@@ -139,8 +140,8 @@ pub struct Worker<E> {
     /// Call the guest at the end of this turn, whatever it asked for.
     call_owed: bool,
     nr_guest_faults: u64,
-    /// Kicks in a row that were for nothing, requests in a row that were refused as they stood.
-    nr_idle_kicks: u32,
+    idle_kicks: IdleKicks,
+    /// Requests in a row that were refused as they stood.
     nr_refused: u32,
     gives_way: bool,
 }
@@ -208,7 +209,7 @@ impl<E: Engine> Worker<E> {
             // Used entries may have been published for which the guest was never called.
             call_owed: true,
             nr_guest_faults: 0,
-            nr_idle_kicks: 0,
+            idle_kicks: IdleKicks::default(),
             nr_refused: 0,
             gives_way: false,
             config: Config {
@@ -390,8 +391,9 @@ impl<E: Engine> Worker<E> {
         if self.is_served() {
             let next = self.vring.next_avail();
             self.take_requests();
-            if kicked {
-                self.note_kick(self.vring.next_avail() != next || self.nr_done != 0);
+            let has_worked = self.vring.next_avail() != next || self.nr_done != 0;
+            if self.idle_kicks.note(kicked, has_worked) {
+                self.give_way("kicks for nothing");
             }
         }
         self.send_queued();

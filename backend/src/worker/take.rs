@@ -20,8 +20,28 @@ const FAULTS_MAX: u64 = 256;
 /// Requests in a row that are refused as they stand after which it does as well: none of them costs the guest any I/O.
 const REFUSED_MAX: u32 = 4096;
 
-/// Kicks in a row without anything to take or to answer after which it does as well.
+/// Kicks after which it does as well, without anything to take or to answer since the first of them.
 const IDLE_KICKS_MAX: u32 = 4096;
+
+/// Kicks for nothing.
+#[derive(Debug, Default)]
+pub(super) struct IdleKicks {
+    /// Since something was taken or answered.
+    nr: u32,
+}
+
+impl IdleKicks {
+    /// Notes a turn with a kick, with work, or with both; true if there were too many kicks. A lawful driver may kick for what
+    /// was found without it, each time and late; but then there is work in between.
+    pub(super) fn note(&mut self, kicked: bool, has_worked: bool) -> bool {
+        match (kicked, has_worked) {
+            (_, true) => self.nr = 0,
+            (true, false) => self.nr = self.nr.saturating_add(1),
+            (false, false) => {}
+        }
+        kicked && self.nr == IDLE_KICKS_MAX
+    }
+}
 
 impl<E: Engine> Worker<E> {
     /// Takes what is available, at most a ring's worth.
@@ -64,16 +84,8 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    /// Notes whether a kick was for something. Drivers that keep the rules send few that are not.
-    pub(super) fn note_kick(&mut self, had_cause: bool) {
-        self.nr_idle_kicks = if had_cause { 0 } else { self.nr_idle_kicks.saturating_add(1) };
-        if self.nr_idle_kicks == IDLE_KICKS_MAX {
-            self.give_way("kicks for nothing");
-        }
-    }
-
     /// A queue whose guest is no good driver gets the time that the others leave, until it is started anew.
-    fn give_way(&mut self, why: &str) {
+    pub(super) fn give_way(&mut self, why: &str) {
         if std::mem::replace(&mut self.gives_way, true) {
             return;
         }
@@ -145,5 +157,23 @@ impl<E: Engine> Worker<E> {
             rest = left;
         }
         Some((id.len() - rest.len()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_kicks_without_any_work_between_them_are_too_many() {
+        let mut kicks = IdleKicks::default();
+        let storm =
+            |kicks: &mut IdleKicks| (0..3 * IDLE_KICKS_MAX).filter(|_| kicks.note(true, false)).count();
+        assert_eq!(storm(&mut kicks), 1, "said once");
+        // Each request is found before its kick comes.
+        for _ in 0..2 * IDLE_KICKS_MAX {
+            assert!(!kicks.note(false, true) && !kicks.note(true, false) && !kicks.note(false, false));
+        }
+        assert_eq!(storm(&mut kicks), 1);
     }
 }

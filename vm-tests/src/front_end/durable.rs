@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::blk::{BlkQueue, Done};
 use super::request::{Cut, Framing, OK, Op, SECTOR, Segment, UNMAP};
-use super::verify::{Rng, pattern};
+use super::verify::{Places, Rng, are_apart, pattern};
 
 /// How often the flags are looked at while nothing is answered.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -166,7 +166,7 @@ pub struct Writer {
     book: Arc<Book>,
     region: Range<u64>,
     rng: Rng,
-    next_sequential: u64,
+    places: Places,
     /// Generations that are zeros.
     zeroed: HashSet<(u64, u32)>,
 }
@@ -196,32 +196,15 @@ impl Writer {
             book: Arc::clone(book),
             region: i * part..(i + 1) * part,
             rng: Rng::new(seed.wrapping_add(i << 32)),
-            next_sequential: i * part,
+            places: Places::new(i * part..(i + 1) * part),
             zeroed: HashSet::new(),
         };
         (0..nr).map(of).collect()
     }
 
     fn pick(&mut self, mix: &Mix, outstanding: &[Outstanding]) -> Option<Range<u64>> {
-        for _ in 0..20 {
-            let len = 1 + self.rng.below(mix.sectors_max);
-            let start = if self.rng.percent(mix.sequential_percent) {
-                self.next_sequential
-            } else {
-                self.region.start + self.rng.below(self.region.end - self.region.start)
-            };
-            let end = (start + len).min(self.region.end);
-            if start >= end {
-                self.next_sequential = self.region.start;
-                continue;
-            }
-            // A change must not race with anything, or nobody could say what the sectors hold.
-            if outstanding.iter().all(|o| o.range.end <= start || end <= o.range.start) {
-                self.next_sequential = end;
-                return Some(start..end);
-            }
-        }
-        None
+        let is_free = |range: &Range<u64>| outstanding.iter().all(|o| are_apart(&o.range, range));
+        self.places.pick(&mut self.rng, mix.sectors_max, mix.sequential_percent, is_free)
     }
 
     fn expected(&self, sector: u64, generation: u32) -> [u8; SECTOR] {

@@ -121,7 +121,52 @@ pub struct Verifier {
     region: Range<u64>,
     generations: Vec<u32>,
     rng: Rng,
+    places: Places,
+}
+
+/// Where requests go: in a region of sectors, at random or one behind the other.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    region: Range<u64>,
     next_sequential: u64,
+}
+
+impl Places {
+    pub(super) fn new(region: Range<u64>) -> Self {
+        let next_sequential = region.start;
+        Self { region, next_sequential }
+    }
+
+    /// Sectors that nothing outstanding touches: a change must not race with anything, or nobody could say what they hold.
+    pub(super) fn pick(
+        &mut self,
+        rng: &mut Rng,
+        sectors_max: u64,
+        sequential_percent: u64,
+        is_free: impl Fn(&Range<u64>) -> bool,
+    ) -> Option<Range<u64>> {
+        for _ in 0..20 {
+            let len = 1 + rng.below(sectors_max);
+            let start = if rng.percent(sequential_percent) {
+                self.next_sequential
+            } else {
+                self.region.start + rng.below(self.region.end - self.region.start)
+            };
+            let range = start..(start + len).min(self.region.end);
+            if range.is_empty() {
+                self.next_sequential = self.region.start;
+            } else if is_free(&range) {
+                self.next_sequential = range.end;
+                return Some(range);
+            }
+        }
+        None
+    }
+}
+
+/// Whether two ranges have nothing in common.
+pub(super) fn are_apart(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.end <= b.start || b.end <= a.start
 }
 
 #[derive(Debug)]
@@ -137,8 +182,8 @@ impl Verifier {
     /// The sectors `region`, all zero as yet.
     pub fn new(region: Range<u64>, seed: u64) -> Self {
         let len = usize::try_from(region.end - region.start).expect("a region of sane size");
-        let next_sequential = region.start;
-        Self { region, generations: vec![0; len], rng: Rng::new(seed), next_sequential }
+        let places = Places::new(region.clone());
+        Self { region, generations: vec![0; len], rng: Rng::new(seed), places }
     }
 
     /// One for each of `nr` queues, over the whole of a disk of `sectors`.
@@ -156,35 +201,15 @@ impl Verifier {
         usize::try_from(sector - self.region.start).expect("a region of sane size")
     }
 
-    /// A range that nothing outstanding touches; a write must not race with anything.
-    fn pick(&mut self, plan: &Plan, outstanding: &[Outstanding]) -> Option<Range<u64>> {
-        for _ in 0..20 {
-            let len = 1 + self.rng.below(plan.sectors_max);
-            let start = if self.rng.percent(plan.sequential_percent) {
-                self.next_sequential
-            } else {
-                self.region.start + self.rng.below(self.region.end - self.region.start)
-            };
-            let end = (start + len).min(self.region.end);
-            if start >= end {
-                self.next_sequential = self.region.start;
-                continue;
-            }
-            if outstanding.iter().all(|o| o.range.end <= start || end <= o.range.start) {
-                self.next_sequential = end;
-                return Some(start..end);
-            }
-        }
-        None
-    }
-
     fn stage_one(&mut self, q: &mut BlkQueue, plan: &Plan, outstanding: &mut Vec<Outstanding>) -> bool {
         if self.rng.percent(plan.flush_percent) {
             let Some(tag) = q.stage(&Op::Flush) else { return false };
             outstanding.push(Outstanding { tag, range: 0..0, generations: Vec::new(), write: false });
             return true;
         }
-        let Some(range) = self.pick(plan, outstanding) else { return false };
+        let is_free = |range: &Range<u64>| outstanding.iter().all(|o| are_apart(&o.range, range));
+        let picked = self.places.pick(&mut self.rng, plan.sectors_max, plan.sequential_percent, is_free);
+        let Some(range) = picked else { return false };
         let (from, to) = (self.slot(range.start), self.slot(range.end));
         let write = self.rng.percent(plan.write_percent);
         let mut generations = self.generations[from..to].to_vec();

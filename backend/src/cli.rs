@@ -97,7 +97,8 @@ pub struct Options {
     #[serde(with = "as_text")]
     pub failback: FailbackPolicy,
 
-    /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do.
+    /// Most I/Os that each virtqueue has in flight on one path; more wait, and merge while they do. Of what a block device
+    /// takes at a time (`nr_requests` in sysfs), each busy virtqueue has its share.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse_path_depth)]
     pub path_depth: u32,
 

@@ -25,8 +25,9 @@ pub struct Dispatcher {
     /// Loads of all other workers, by index of the path.
     others: Vec<PathLoad>,
     worker: usize,
-    /// Most I/Os in flight on one path before merged requests wait.
+    /// Most I/Os in flight on one path before merged requests wait, and how many workers share what a device takes.
     depth_max: u32,
+    nr_sharers: u32,
     /// Whether any selector looks at loads.
     weighs_load: bool,
     /// Whether some path is in several groups.
@@ -111,6 +112,16 @@ fn weighs_load(table: &Table) -> bool {
     table.groups().iter().any(|g| !matches!(g.selector, Kind::RoundRobin | Kind::IoAffinity))
 }
 
+/// I/Os that a path has always room for, however many workers share it.
+const SHARE_MIN: u32 = 4;
+
+/// Most I/Os that one of `nr_sharers` workers has in flight on a path that takes `nr_requests`, and never more than
+/// `depth_max`.
+fn depth_of(nr_requests: Option<u32>, depth_max: u32, nr_sharers: u32) -> u32 {
+    let share = nr_requests.map(|nr| (nr / nr_sharers).max(SHARE_MIN));
+    share.map_or(depth_max, |share| share.min(depth_max))
+}
+
 impl Dispatcher {
     /// For the worker with this index. `depth_max` is the most I/Os that it has in flight on one path; what can be merged
     /// waits beyond that.
@@ -125,11 +136,20 @@ impl Dispatcher {
             others: vec![PathLoad::default(); table.paths().len()],
             worker,
             depth_max,
+            nr_sharers: 1,
             weighs_load: weighs_load(&table),
             has_twins: has_twins(&table),
             snapshot: Rc::new(View::new(table, None, worker)),
             is_new_view: false,
         })
+    }
+
+    /// So many workers, this one among them, have something to do: each takes its share of what a device has room for.
+    pub fn share_with(&mut self, nr_sharers: u32) {
+        let nr_sharers = nr_sharers.max(1);
+        if std::mem::replace(&mut self.nr_sharers, nr_sharers) != nr_sharers {
+            self.refresh();
+        }
     }
 
     /// Once per batch: takes a snapshot of the table, and looks what the other workers (the first `nr_workers`) hold.
@@ -178,7 +198,8 @@ impl Dispatcher {
                 }
                 _ => {}
             }
-            view.set_open(local, lane.load().in_flight < self.depth_max);
+            lane.set_depth(depth_of(lane.path().limits().nr_requests, self.depth_max, self.nr_sharers));
+            view.set_open(local, lane.load().in_flight < lane.depth());
         }
         self.current = self.snapshot.current_group();
     }
@@ -299,7 +320,7 @@ impl Dispatcher {
         if load.in_flight == 1 {
             lane.path().gauges().note_first(self.worker, now_ns);
         }
-        if load.in_flight == self.depth_max {
+        if load.in_flight == lane.depth() {
             self.set_open(&lane, false);
         }
         lane.path().gauges().show(self.worker, load);
@@ -338,7 +359,7 @@ impl Dispatcher {
         }
         lane.path().gauges().note_progress(self.worker, now_ns);
         lane.path().gauges().show(self.worker, load);
-        if load.in_flight + 1 == self.depth_max {
+        if load.in_flight + 1 == lane.depth() {
             self.set_open(&lane, true);
         }
         // A ticket names its path by the index that it had; only the view that gave it knows it.
@@ -421,6 +442,51 @@ impl GroupView {
             self.open.insert(local);
         } else {
             self.open.remove(local);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::fixture::{Links, table_of};
+
+    #[test]
+    fn a_devices_room_is_shared_by_the_workers_that_are_busy() {
+        let of = |nr_sharers| depth_of(Some(128), 128, nr_sharers);
+        assert_eq!([1, 2, 3, 4, 32, 64].map(of), [128, 64, 42, 32, 4, 4]);
+        assert_eq!(depth_of(Some(1023), 128, 4), 128, "no more than was asked for");
+        assert_eq!(depth_of(Some(128), 3, 64), 3);
+        assert_eq!(depth_of(None, 128, 64), 128, "what has no such queue has no such bound");
+    }
+
+    #[test]
+    fn a_share_that_changes_counts_at_once() {
+        let links = Links::new(2, 1 << 20);
+        let paths = [links.path_with_room(0, 32, 4), links.path_with_room(1, 64, 4)];
+        let cell = TableCell::new(table_of(paths.into_iter(), 4));
+        let mut dispatcher = Dispatcher::new(&cell, 0, 24).unwrap();
+        dispatcher.begin_batch(1);
+        let lanes: Vec<_> = dispatcher.snapshot().lanes().to_vec();
+        let depths = || [lanes[0].depth(), lanes[1].depth()];
+        assert_eq!(depths(), [24, 24]);
+        lanes.iter().for_each(|lane| (0..12).for_each(|_| _ = lane.add(4096)));
+        let chosen = |dispatcher: &mut Dispatcher| {
+            let mut all = [0, 1].map(|_| dispatcher.choose_open(4096, Direction::Read, 0));
+            all.sort_by_key(|choice| format!("{choice:?}"));
+            all
+        };
+        assert_eq!(chosen(&mut dispatcher), [Choice::Path(0), Choice::Path(1)]);
+        // 16 of 32 and 24 of 64; 10 and 21; 8 and 16.
+        for (nr_sharers, all) in [
+            (2, [Choice::Path(0), Choice::Path(1)]),
+            (3, [Choice::Path(1); 2]),
+            (4, [Choice::Path(1); 2]),
+            (16, [Choice::Full; 2]),
+            (0, [Choice::Path(0), Choice::Path(1)]),
+        ] {
+            dispatcher.share_with(nr_sharers);
+            assert_eq!(chosen(&mut dispatcher), all, "{nr_sharers}");
         }
     }
 }

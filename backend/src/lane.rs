@@ -19,6 +19,8 @@ pub struct Lane {
     path: Arc<Path>,
     worker: usize,
     load: Cell<PathLoad>,
+    /// Most I/Os of this worker that are in flight there before what can merge waits.
+    depth: Cell<u32>,
     /// Place of its file among those that the worker's ring knows.
     file_place: Cell<Option<u32>>,
     /// Whether the worker's view has it no more.
@@ -31,6 +33,7 @@ impl Lane {
             path,
             worker,
             load: Cell::new(PathLoad::default()),
+            depth: Cell::new(u32::MAX),
             file_place: Cell::new(None),
             has_left: Cell::new(false),
         }
@@ -64,6 +67,16 @@ impl Lane {
     /// What this worker has in flight there.
     pub fn load(&self) -> PathLoad {
         self.load.get()
+    }
+
+    /// Most I/Os of this worker that may be in flight there before what can merge waits.
+    pub fn depth(&self) -> u32 {
+        self.depth.get()
+    }
+
+    /// It is so many from now on.
+    pub fn set_depth(&self, depth: u32) {
+        self.depth.set(depth);
     }
 
     /// One more I/O of so many bytes is in flight.

@@ -48,6 +48,9 @@ pub struct Limits {
     pub may_block: bool,
     /// Whether it is a file of tmpfs: I/O is a copy in memory and done when the call returns, whatever it is asked with.
     pub in_memory: bool,
+    /// I/Os that the kernel has room for on the device at a time, of all who use it (`nr_requests` of each of its hardware
+    /// queues). One more than that costs a kernel thread that sleeps until there is room. None: no bound is known.
+    pub nr_requests: Option<u32>,
 }
 
 impl Limits {
@@ -69,6 +72,7 @@ impl Limits {
             read_only: a.read_only || b.read_only,
             may_block: a.may_block || b.may_block,
             in_memory: a.in_memory && b.in_memory,
+            nr_requests: [a.nr_requests, b.nr_requests].into_iter().flatten().min(),
         })
     }
 }
@@ -91,6 +95,7 @@ mod tests {
             read_only: false,
             may_block: false,
             in_memory: false,
+            nr_requests: None,
         }
     }
 

@@ -141,6 +141,7 @@ fn open_null(null: Null, options: OpenOptions) -> Result<Opened, OpenError> {
         read_only: options.read_only,
         may_block: false,
         in_memory: false,
+        nr_requests: None,
     };
     Ok(Opened { file, facts: Facts { limits, identity: Identity::Null { size_bytes }, rdev: 0 } })
 }
@@ -207,6 +208,7 @@ fn probe_limits(
         may_block: file_system == Some(FUSE_SUPER_MAGIC),
         // What lies behind a device node on tmpfs is the device's.
         in_memory: kind == FileKind::Regular && file_system == Some(TMPFS_MAGIC),
+        nr_requests: if kind == FileKind::Block { device.nr_requests() } else { None },
     })
 }
 

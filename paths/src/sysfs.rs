@@ -45,21 +45,32 @@ impl BlockDevice {
         (!text.is_empty()).then(|| text.to_owned())
     }
 
+    fn whole(self, name: &str) -> String {
+        let up = if self.is_partition() { "../" } else { "" };
+        format!("{up}{name}")
+    }
+
     fn is_partition(self) -> bool {
         self.dir().join("partition").exists()
     }
 
     /// A queue attribute of the whole disk, as a number.
     pub(crate) fn queue(self, name: &str) -> Option<u64> {
-        let dir = if self.is_partition() { "../queue" } else { "queue" };
-        self.text(&format!("{dir}/{name}"))?.parse().ok()
+        self.text(&self.whole(&format!("queue/{name}")))?.parse().ok()
+    }
+
+    /// Requests that all hardware queues of the disk together have room for. A device that has no such queues (dm, for
+    /// one) names no number, or one that means nothing.
+    pub(crate) fn nr_requests(self) -> Option<u32> {
+        let queues = fs::read_dir(self.dir().join(self.whole("mq"))).ok()?.count();
+        let all = self.queue("nr_requests")?.checked_mul(u64::try_from(queues).ok()?)?;
+        u32::try_from(all).ok().filter(|nr| *nr != 0)
     }
 
     /// The identifier that the storage gives the LUN: `wwid` of NVMe namespaces and SCSI devices. A partition's
     /// identifier is its disk's with the start sector.
     pub(crate) fn wwid(self) -> Option<String> {
-        let up = if self.is_partition() { "../" } else { "" };
-        let wwid = ["wwid", "device/wwid"].iter().find_map(|name| self.text(&format!("{up}{name}")))?;
+        let wwid = ["wwid", "device/wwid"].iter().find_map(|name| self.text(&self.whole(name)))?;
         match self.is_partition().then(|| self.text("start")).flatten() {
             Some(start) => Some(format!("{wwid}+{start}")),
             None => Some(wwid),

@@ -44,18 +44,31 @@ impl Links {
         Arc::new(Path::open(self.name(i), options, nr_workers).expect("path"))
     }
 
+    /// The same of a device that has room for so many I/Os.
+    pub(crate) fn path_with_room(&self, i: usize, nr_requests: u32, nr_workers: usize) -> Arc<Path> {
+        let path = Path::open(self.name(i), CACHED, nr_workers).expect("path");
+        let seed = path.seed();
+        let mut opened = path.into_opened();
+        opened.facts.limits.nr_requests = Some(nr_requests);
+        Arc::new(seed.grow(opened))
+    }
+
     /// Opens the first `nr` names as the paths of one disk.
     pub(crate) fn table(&self, nr: usize, options: OpenOptions, nr_workers: usize) -> Table {
-        let open = |i| (self.path(i, options, nr_workers), PathArgs::default());
-        let group = Group {
-            paths: (0..nr).map(open).collect(),
-            selector: Kind::RoundRobin,
-            args: GroupArgs::default(),
-            bypassed: false,
-        };
-        let map = Arc::new(MapState::new(nr_workers, NoPathRetry::Fail, || {}));
-        Table::new(vec![group], map).expect("table")
+        table_of((0..nr).map(|i| self.path(i, options, nr_workers)), nr_workers)
     }
+}
+
+/// A table of these paths.
+pub(crate) fn table_of(paths: impl Iterator<Item = Arc<Path>>, nr_workers: usize) -> Table {
+    let group = Group {
+        paths: paths.map(|path| (path, PathArgs::default())).collect(),
+        selector: Kind::RoundRobin,
+        args: GroupArgs::default(),
+        bypassed: false,
+    };
+    let map = Arc::new(MapState::new(nr_workers, NoPathRetry::Fail, || {}));
+    Table::new(vec![group], map).expect("table")
 }
 
 /// A table of `nr` paths to a new file, for one worker.

@@ -53,6 +53,9 @@ const SHOWN_AT_ONCE: u32 = 32;
 /// Most events of one turn: more than a ring can bring, and not without end.
 const EVENTS_AT_ONCE: u32 = 4096;
 
+/// How often a worker looks how many others are busy, in ns.
+const SHARE_INTERVAL_NS: u64 = 1_000_000;
+
 /// How long a request that every active path has refused waits before it asks them again, while a path is missing.
 const REFUSED_WAIT_NS: u64 = 500_000_000;
 
@@ -104,6 +107,8 @@ pub struct Worker<E> {
     rooms: Vec<Vec<IoVec>>,
     /// The time at which this turn began, in ns.
     now_ns: u64,
+    /// When to look again how many workers are busy.
+    share_due_ns: u64,
     window: Window,
     glance: Glance,
     batch: Batch,
@@ -186,6 +191,7 @@ impl<E: Engine> Worker<E> {
             stopping: false,
             keeps_waiting: false,
             dispatcher,
+            share_due_ns: 0,
             queue: MergeQueue::new(ring_size, tuning.merge),
             rooms: Vec::with_capacity(size),
             window: Window::new(tuning.poll_ns),
@@ -354,6 +360,7 @@ impl<E: Engine> Worker<E> {
         self.stats().nr_turns.add_one();
         let nr_workers = self.config.nr_workers.load(Ordering::Relaxed);
         self.dispatcher.begin_batch(nr_workers);
+        self.share(nr_workers);
         let (mut woken, mut kicked) = (false, false);
         let mut nr_events = 0;
         self.nr_done = 0;
@@ -408,6 +415,18 @@ impl<E: Engine> Worker<E> {
             self.call_owed = false;
             self.call();
         }
+    }
+
+    /// Looks now and then how many workers have something to do: a device has room for so many I/Os of all of them.
+    fn share(&mut self, nr_workers: usize) {
+        if nr_workers < 2 || self.now_ns < self.share_due_ns {
+            return;
+        }
+        self.share_due_ns = self.now_ns + SHARE_INTERVAL_NS;
+        let stats = self.config.disk.stats();
+        let is_busy = |index: &usize| *index == self.config.index || stats.of(*index).nr_in_flight.get() != 0;
+        let nr_busy = (0..nr_workers).filter(is_busy).count();
+        self.dispatcher.share_with(u32::try_from(nr_busy).unwrap_or(u32::MAX));
     }
 
     /// Lets the guest see what is answered: it can go on while the turn does.

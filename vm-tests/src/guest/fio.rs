@@ -78,13 +78,13 @@ impl Fio {
         self.with("time_based", 1).with("runtime", seconds)
     }
 
-    /// The command line, which leaves its results in `report`.
-    fn script(&self, report: &str) -> String {
-        let mut script = "fio".to_owned();
+    /// The command line.
+    pub(super) fn command(&self) -> String {
+        let mut command = "fio".to_owned();
         for (name, value) in &self.options {
-            write!(script, " --{name}={value}").expect("a string takes all");
+            write!(command, " --{name}={value}").expect("a string takes all");
         }
-        with_report(script, report)
+        command
     }
 }
 
@@ -116,7 +116,16 @@ pub struct FioResult {
 }
 
 impl FioResult {
-    fn parse(report: &str) -> Result<Self> {
+    /// Adds another one; of rates the later one remains.
+    pub(super) fn add(&mut self, other: Self) {
+        let (reads, writes, errors) = (self.reads, self.writes, self.errors);
+        *self = other;
+        self.reads += reads;
+        self.writes += writes;
+        self.errors += errors;
+    }
+
+    pub(super) fn parse(report: &str) -> Result<Self> {
         // Messages may stand around the report.
         let from = report.find('{').context("no report")?;
         let to = report.rfind('}').context("no report")?;
@@ -168,7 +177,7 @@ impl Guest {
     /// Starts a load and goes on.
     pub fn start_fio(&self, fio: &Fio) -> Result<Load<'_>> {
         let report = "/tmp/fio.$$";
-        Ok(Load { job: self.spawn(&fio.script(report))? })
+        Ok(Load { job: self.spawn(&with_report(fio.command(), report))? })
     }
 
     /// Runs a file of jobs (`vm-tests/fio/NAME.fio`) on a disk for so long. Failed requests are errors.

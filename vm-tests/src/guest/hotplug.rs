@@ -63,6 +63,22 @@ impl Guest {
         Ok((at, name.trim().to_owned()))
     }
 
+    /// The guest's driver lets go of a disk and takes it again: virtio-blk's, or that of the whole device. Gives the disk's new
+    /// name.
+    pub fn rebind(&self, disk: &str, is_whole: bool) -> Result<String> {
+        let (driver, up) = if is_whole {
+            ("/sys/bus/pci/drivers/virtio-pci", "/..")
+        } else {
+            ("/sys/bus/virtio/drivers/virtio_blk", "")
+        };
+        let name = self.sh(&format!(
+            "device=$(basename $(readlink -f /sys/block/{disk}/device{up})); echo $device >{driver}/unbind && \
+             [ ! -e /sys/block/{disk} ] && echo $device >{driver}/bind && \
+             while :; do n=$(ls /sys/block | grep ^vd) && [ -b /dev/$n ] && echo $n && break; sleep 0.05; done"
+        ))?;
+        Ok(name.trim().to_owned())
+    }
+
     /// Plugs a memory module in: the back-end is told of a new region of guest memory.
     pub fn plug_memory(&self, id: &str, mib: u64) -> Result<()> {
         let backend = format!("mem-{id}");

@@ -19,12 +19,14 @@ mod fio;
 mod hotplug;
 mod images;
 mod migrate;
+mod passes;
 mod qmp;
 mod running;
 mod vm;
 
 pub use fio::{Fio, FioResult, Load};
 pub use images::{Accel, Qemu, boot_disk, check_boot_disk};
+pub use passes::Passes;
 pub use running::{Guest, Job};
 pub use vm::{Disk, Endpoint, Vm};
 

@@ -166,9 +166,21 @@ impl Guest {
 
     /// Shuts the guest down by its own command and waits for the end of QEMU.
     pub fn power_off(self) -> Result<()> {
+        self.shut_down()
+    }
+
+    /// [`Guest::power_off`], where what all sides said is still to be looked at.
+    pub fn shut_down(&self) -> Result<()> {
         self.agent.start("sync; poweroff -f")?;
         self.process().wait_exit(BOOT_TIMEOUT).map_err(|e| self.explain(e))?;
         Ok(())
+    }
+
+    /// What the guest's kernel says of its disks, apart from their size; nothing, as long as all is well.
+    pub fn disk_complaints(&self) -> Result<String> {
+        let words =
+            "grep -iE 'vd[a-z]|I/O error|blocked for' | grep -vE 'logical blocks|detected capacity change'";
+        Ok(self.sh(&format!("dmesg | {words} || true"))?.trim().to_owned())
     }
 
     /// Kills QEMU at once, as a crash would.

@@ -190,6 +190,10 @@ pub struct Stats {
     pub mappings: usize,
     /// Resident memory.
     pub rss_kib: u64,
+    /// What of it is anonymous.
+    pub anonymous_kib: u64,
+    /// What of it is shared memory, such as a guest's.
+    pub shared_kib: u64,
     /// Voluntary context switches, all threads.
     pub voluntary_switches: u64,
     /// User and system time, all threads.
@@ -204,6 +208,8 @@ impl Stats {
             fds: fs::read_dir(proc.join("fd")).map_or(0, Iterator::count),
             mappings: fs::read_to_string(proc.join("maps")).map_or(0, |maps| maps.lines().count()),
             rss_kib: status_field(&proc.join("status"), "VmRSS:"),
+            anonymous_kib: status_field(&proc.join("status"), "RssAnon:"),
+            shared_kib: status_field(&proc.join("status"), "RssShmem:"),
             cpu: cpu_time(&proc.join("stat")),
             ..Self::default()
         };

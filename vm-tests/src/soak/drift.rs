@@ -7,6 +7,8 @@
 
 use serde::Serialize;
 
+use crate::server::{Process, Stats};
+
 /// Fewest samples of a series that can be judged.
 pub const NR_JUDGED_MIN: usize = 12;
 
@@ -17,7 +19,7 @@ pub struct Sample {
     pub at_s: f64,
     /// Number of the process, of those that served one after the other.
     pub process: usize,
-    /// Resident memory.
+    /// Resident memory, without what is shared: that is the guest's.
     pub rss_kib: u64,
     /// Anonymous memory of it.
     pub anonymous_kib: u64,
@@ -27,10 +29,20 @@ pub struct Sample {
     pub threads: u64,
     /// Lines of the memory map.
     pub mappings: u64,
-    /// Times to answers of a short load without faults, in us.
+    /// Times to answers of a short load without faults, in us; 0 where none was run.
     pub p50_us: u64,
     /// Likewise.
     pub p99_us: u64,
+}
+
+impl Sample {
+    /// A look at a process, without a time and without latencies.
+    pub fn of(process: &Process, number: usize) -> Self {
+        let Stats { fds, threads, mappings, rss_kib, anonymous_kib, shared_kib, .. } = process.stats();
+        let [fds, threads, mappings] = [fds, threads, mappings].map(|number| number as u64);
+        let rss_kib = rss_kib.saturating_sub(shared_kib);
+        Self { process: number, rss_kib, anonymous_kib, fds, threads, mappings, ..Self::default() }
+    }
 }
 
 /// One measure of the samples: name, allowance in its unit, allowance in percent of the first value.
@@ -90,6 +102,9 @@ pub fn judge(samples: &[Sample]) -> Vec<Drift> {
         let third = judged.len() / 3;
         for measure in &MEASURES {
             let lowest = |part: &[&Sample]| part.iter().map(|sample| (measure.of)(sample)).min().unwrap_or(0);
+            if judged.iter().all(|sample| (measure.of)(sample) == 0) {
+                continue; // not taken
+            }
             let (first, last) = (lowest(&judged[..third]), lowest(&judged[judged.len() - third..]));
             let most = first + measure.allowance.max(first * measure.percent / 100);
             let per_hour = slope_per_s(judged, measure.of) * 3600.0;

@@ -16,6 +16,9 @@ const NONSENSE_PERCENT: u64 = 40;
 /// It leaves the processors of a small machine to the others.
 const NONSENSE_PAUSE: Duration = Duration::from_micros(200);
 
+/// Longest time between two events.
+const PAUSE_MAX: Duration = Duration::from_millis(30);
+
 /// How a leg ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -88,18 +91,18 @@ pub fn run(
         let mut happen = || -> Result<()> {
             while Instant::now() < until && !loads.iter().any(|load| load.is_finished()) {
                 events.one(&mut parts)?;
-                events.look(&parts)?;
-                events.pause();
+                events.look(&parts.storage())?;
+                events.pause(PAUSE_MAX);
             }
             match end {
                 End::Peace => {
-                    events.mend_all(&parts)?;
+                    events.mend_all(&parts.storage())?;
                     ends.stop.store(true, Ordering::SeqCst);
                 }
                 End::Power => {
                     let (seed, wait_us) = (events.rng.next_u64(), events.rng.below(20_000));
                     // The next start asks every path who it is.
-                    events.put_back(&parts);
+                    events.put_back(&parts.storage());
                     ends.dying.store(true, Ordering::SeqCst);
                     parts.fs.power_off(seed);
                     // The back-end may live on for a moment, and must not say that anything is durable now.

@@ -10,6 +10,7 @@ pub const HELP: &str = "\
 Load on four queues that checks every answer, with faults from a seed, for as long as wanted; what polypath uses is watched
 for drift. Ends with 0 if nothing was found. Results: Markdown and JSON; after a finding the seed and the log as well.
 
+  --guest                   with a real guest under QEMU, in which fio loads the queues and checks every block
   --seconds N, --hours H    how long              [default: 120 seconds]
   --seed S                  what happens          [default: by the clock]
   --out DIR                 where the results go  [default: vm-tests/results]
@@ -19,6 +20,8 @@ for drift. Ends with 0 if nothing was found. Results: Markdown and JSON; after a
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Whether a real guest makes the load.
+    pub guest: bool,
     /// How long.
     pub time: Duration,
     /// What happens.
@@ -33,6 +36,7 @@ impl Options {
         let clock =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
         let mut options = Self {
+            guest: false,
             time: Duration::from_secs(120),
             seed: clock.into(),
             out: concat!(env!("CARGO_MANIFEST_DIR"), "/results").into(),
@@ -45,6 +49,7 @@ impl Options {
             };
             match arg.as_str() {
                 "-h" | "--help" => return Ok(None),
+                "--guest" => options.guest = true,
                 "--seconds" => options.time = Duration::try_from_secs_f64(number(value()?)?)?,
                 "--hours" => options.time = Duration::try_from_secs_f64(number(value()?)? * 3600.0)?,
                 "--seed" => {
@@ -62,7 +67,8 @@ impl Options {
 
     /// The command that does the same again.
     pub fn command(&self) -> String {
-        format!("vm-tests/soak --seconds {} --seed {}", self.time.as_secs(), self.seed)
+        let form = if self.guest { " --guest" } else { "" };
+        format!("vm-tests/soak{form} --seconds {} --seed {}", self.time.as_secs(), self.seed)
     }
 }
 
@@ -76,6 +82,8 @@ mod tests {
         let options = parse(&["--hours", "1.5", "--seed", "7"]).unwrap().unwrap();
         assert_eq!((options.time.as_secs(), options.seed), (5400, 7));
         assert_eq!(options.command(), "vm-tests/soak --seconds 5400 --seed 7");
+        let options = parse(&["--seed", "7", "--guest"]).unwrap().unwrap();
+        assert_eq!(options.command(), "vm-tests/soak --guest --seconds 120 --seed 7");
         assert!(parse(&["--help"]).unwrap().is_none());
         for words in [&["--seconds", "0"][..], &["--seconds", "-3"], &["--seed", "x"], &["--forever"]] {
             assert!(parse(words).is_err(), "{words:?}");

@@ -6,52 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-use crate::control::Control;
-use crate::faulty::{CacheModel, FaultyFs};
+use super::storage::{NAMES, Place, SOON, Setup, Storage};
+use crate::faulty::FaultyFs;
 use crate::front_end::config::WRITEBACK_OFFSET;
 use crate::front_end::durable::{Book, Survived, Writer};
-use crate::front_end::verify::Rng;
 use crate::front_end::{Disk, Kept, Resume, Session};
-use crate::server::{Builder, Server, wait_until};
+use crate::server::{Server, wait_until};
 
-/// Names of the storage, two in each group.
-pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Queues that are under load; the one behind them is for a guest that keeps no rules.
 pub const QUEUES: u16 = 4;
-/// Anything that should happen at once, on a machine that has much else to do.
-pub const SOON: Duration = Duration::from_secs(20);
-
-/// What a world is made of.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// How the storage's cache behaves.
-    pub model: CacheModel,
-    /// Whether the guest has chosen write through.
-    pub write_through: bool,
-    /// Size of the disk.
-    pub bytes: u64,
-    selectors: [&'static str; 2],
-    failback: &'static str,
-}
-
-impl Setup {
-    /// Everything from a seed.
-    pub fn random(rng: &mut Rng) -> Self {
-        let mut pick =
-            |words: &[&'static str]| words[usize::try_from(rng.below(words.len() as u64)).expect("small")];
-        let selectors = [
-            "round-robin",
-            "queue-length",
-            "service-time",
-            "historical-service-time",
-            "learned-service-time",
-        ];
-        let selectors = [pick(&selectors), pick(&selectors)];
-        let failback = pick(&["manual", "immediate", "followover", "1"]);
-        let model = if rng.percent(50) { CacheModel::Lun } else { CacheModel::Port };
-        Self { model, write_through: rng.percent(20), bytes: 8 << 20, selectors, failback }
-    }
-}
+const QUEUES_OFFERED: u16 = QUEUES + 1;
 
 /// The storage, the back-end and the front-end.
 #[derive(Debug)]
@@ -70,40 +34,11 @@ pub struct World {
     /// What the sectors hold.
     pub book: std::sync::Arc<Book>,
     dir: TempDir,
-    /// Which of two places the back-end listens at: it moves from one to the other.
-    place: usize,
-}
-
-fn socket_of(dir: &Path, place: usize) -> PathBuf {
-    dir.join(format!("sock{place}"))
-}
-
-fn control_of(dir: &Path, place: usize) -> PathBuf {
-    dir.join(format!("control{place}"))
-}
-
-fn config_of(setup: &Setup, fs: &FaultyFs) -> String {
-    // With a cache for each port the storage must know of every path that is given up: none is for its slowness.
-    let timeout_ms = if setup.model == CacheModel::Lun { 200 } else { 60_000 };
-    let failback = setup.failback;
-    let mut text =
-        format!("path_timeout = {timeout_ms}\nfailback = {failback:?}\n[table]\nno_path_retry = 600\n");
-    for (names, selector) in NAMES.chunks(2).zip(setup.selectors) {
-        text += &format!("[[table.group]]\nselector = {selector:?}\n");
-        for name in names {
-            text += &format!("[[table.group.path]]\ndevice = {:?}\n", fs.path(name));
-        }
-    }
-    text
-}
-
-fn command(dir: &Path, place: usize) -> Builder {
-    let builder = Server::polypath().socket(socket_of(dir, place)).num_queues(u32::from(QUEUES) + 1);
-    builder.arg("--control").arg(control_of(dir, place)).arg("--config").arg(dir.join("config"))
+    place: Place,
 }
 
 fn connect(socket: &Path, setup: &Setup) -> Result<(Disk, Kept)> {
-    let disk = Disk::at(socket).queues(QUEUES + 1).connect()?;
+    let disk = Disk::at(socket).queues(QUEUES_OFFERED).connect()?;
     let inflight = disk.track()?;
     if setup.write_through {
         ensure!(disk.session.set_config(WRITEBACK_OFFSET, &[0])? == 0, "write through was refused");
@@ -121,11 +56,12 @@ impl World {
         let fs = FaultyFs::mount(&dir.path().join("disk"), &NAMES)?;
         fs.logging(false);
         fs.cache(setup.model);
-        std::fs::write(dir.path().join("config"), config_of(&setup, &fs))?;
-        let server = command(dir.path(), 0).start()?;
+        std::fs::write(dir.path().join("config"), setup.config(&fs))?;
+        let place = Place::first(dir.path());
+        let server = place.back_end(QUEUES_OFFERED).start()?;
         let (disk, kept) = connect(server.socket(), &setup)?;
         let book = Book::new(setup.bytes / 512);
-        Ok(Self { setup, fs, server, disk, kept, book, dir, place: 0 })
+        Ok(Self { setup, fs, server, disk, kept, book, dir, place })
     }
 
     /// The file behind everything.
@@ -145,9 +81,9 @@ impl World {
 
     /// All that the events need, apart from the queues, which the loads have.
     pub fn parts(&mut self) -> (Parts<'_>, &mut [crate::front_end::BlkQueue]) {
-        let Self { setup, fs, server, disk, kept, dir, place, .. } = self;
+        let Self { setup, fs, server, disk, kept, place, .. } = self;
         let Disk { session, memory, queues, .. } = disk;
-        (Parts { setup, fs, server, session, memory, kept, dir: dir.path(), place }, queues)
+        (Parts { setup, fs, server, session, memory, kept, place }, queues)
     }
 
     /// The power has gone and the storage knows it: polypath ends, the guest is forgotten, then everything comes again.
@@ -158,7 +94,7 @@ impl World {
         let is_closed = |name: &&str| self.fs.counts(name).open == 0;
         wait_until("the dead process's files to be closed", SOON, || NAMES.iter().all(is_closed))?;
         self.fs.power_on();
-        self.server = command(self.dir.path(), self.place).start()?;
+        self.server = self.place.back_end(QUEUES_OFFERED).start()?;
         (self.disk, self.kept) = connect(self.server.socket(), &self.setup)?;
         let mut sum = Survived::default();
         for (q, writer) in self.disk.queues.iter_mut().zip(writers) {
@@ -185,31 +121,24 @@ pub struct Parts<'a> {
     /// The guest's memory.
     pub memory: &'a crate::front_end::Memory,
     kept: &'a Kept,
-    dir: &'a Path,
-    place: &'a mut usize,
+    place: &'a mut Place,
 }
 
-impl Parts<'_> {
-    /// A connection to the command socket.
-    pub fn control(&self) -> Result<Control> {
-        Control::connect(&control_of(self.dir, *self.place))
-    }
-
-    /// The file of a name.
-    pub fn dev(&self, name: &str) -> String {
-        self.fs.path(name).display().to_string()
+impl<'a> Parts<'a> {
+    /// The paths, and whom to tell of them.
+    pub fn storage(&self) -> Storage<'a> {
+        Storage { fs: self.fs, model: self.setup.model, control: self.place.control() }
     }
 
     fn reconnect(&mut self, resume: Resume) -> Result<()> {
-        let socket = socket_of(self.dir, *self.place);
-        *self.session = self.kept.reconnect(&socket, resume, SOON)?;
+        *self.session = self.kept.reconnect(&self.place.socket(), resume, SOON)?;
         Ok(())
     }
 
     /// The back-end is killed, with all that it has under way, and started again.
     pub fn kill(&mut self, resume: Resume) -> Result<()> {
         self.server.kill();
-        *self.server = command(self.dir, *self.place).start()?;
+        *self.server = self.place.back_end(QUEUES_OFFERED).start()?;
         self.reconnect(resume)
     }
 
@@ -217,7 +146,7 @@ impl Parts<'_> {
     pub fn restart(&mut self, resume: Resume) -> Result<()> {
         let code = self.server.terminate(SOON)?;
         ensure!(code == 0, "the end by SIGTERM gave code {code}: {}", self.server.stderr());
-        *self.server = command(self.dir, *self.place).start()?;
+        *self.server = self.place.back_end(QUEUES_OFFERED).start()?;
         self.reconnect(resume)
     }
 
@@ -237,8 +166,8 @@ impl Parts<'_> {
 
     /// The front-end moves to another process that serves the same storage, as in a migration; the first one ends.
     pub fn hand_over(&mut self) -> Result<()> {
-        let next = 1 - *self.place;
-        let other = command(self.dir, next).start()?;
+        let next = self.place.next();
+        let other = next.back_end(QUEUES_OFFERED).start()?;
         self.stop()?;
         self.session.channel.shut_down();
         *self.place = next;

@@ -41,9 +41,8 @@ fn killed_and_started_again(qemu: Qemu) -> Result<()> {
     }
     println!("{rounds} kills, {nr_again} queues with requests taken up again");
     // What the guest's kernel says of its disk: nothing.
-    let complaints =
-        vm.sh("dmesg | grep -iE 'vda|I/O error|blocked for' | grep -v 'logical blocks' || true")?;
-    ensure!(complaints.trim().is_empty(), "{complaints}");
+    let complaints = vm.disk_complaints()?;
+    ensure!(complaints.is_empty(), "{complaints}");
     // And the guest boots anew over it.
     vm.reboot()?;
     vm.fio(&crate::verify::small_load("/dev/vda"))?;

@@ -63,21 +63,9 @@ fn driver_is_unbound_and_bound_again() -> Result<()> {
     let mut server = serve(&image.path()).num_queues(2).start()?;
     let vm = Vm::new().cpus(2).disk(&server).queues(2).boot()?;
     vm.sh("dd if=/usr/bin/fio of=/dev/vda bs=64k conv=fsync 2>&1")?;
-    let again = |driver: &str, device: &str| -> Result<String> {
-        let name = vm.sh(&format!(
-            "echo {device} >{driver}/unbind && [ -z \"$(ls /sys/block | grep ^vd)\" ] && echo {device} >{driver}/bind && \
-             while :; do n=$(ls /sys/block | grep ^vd) && [ -b /dev/$n ] && echo $n && break; sleep 0.05; done"
-        ))?;
-        let name = name.trim().to_owned();
-        vm.sh(&format!("cmp -n $(stat -c %s /usr/bin/fio) /usr/bin/fio /dev/{name}"))?;
-        Ok(name)
-    };
     let mut name = "vda".to_owned();
     for under_load in [false, true, true, false] {
-        for (driver, up) in
-            [("/sys/bus/virtio/drivers/virtio_blk", ""), ("/sys/bus/pci/drivers/virtio-pci", "/..")]
-        {
-            let device = vm.sh(&format!("basename $(readlink -f /sys/block/{name}/device{up})"))?;
+        for is_whole in [false, true] {
             let done = vm.requests_done(&name)?;
             let load = Fio::new(&format!("/dev/{name}"), "randread").depth(32).seconds(4);
             let load = under_load.then(|| vm.start_fio(&load)).transpose()?;
@@ -86,7 +74,8 @@ fn driver_is_unbound_and_bound_again() -> Result<()> {
                     vm.requests_done(&name).is_ok_and(|nr| nr > done + 300)
                 })?;
             }
-            name = again(driver, device.trim())?;
+            name = vm.rebind(&name, is_whole)?;
+            vm.sh(&format!("cmp -n $(stat -c %s /usr/bin/fio) /usr/bin/fio /dev/{name}"))?;
             // A disk that is gone has no end to read up to: fio fails or finds nothing, and ends in any case.
             let _ = load.map(|load| load.wait());
         }

@@ -15,5 +15,6 @@ mod paths;
 mod read_only;
 mod resize;
 mod seeds;
+mod soak;
 mod support;
 mod verify;

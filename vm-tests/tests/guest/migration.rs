@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use polypath_vm_tests::guest::{Guest, Qemu, Vm};
+use polypath_vm_tests::guest::{Fio, Guest, Qemu, SCRIPT_TIMEOUT, Vm};
 use polypath_vm_tests::server::{Server, wait_until};
 use polypath_vm_tests::skip::skip;
 
@@ -12,24 +12,15 @@ use crate::support::{Image, serves_polypath, stop};
 
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Writes blocks with checksums and reads them back, over and over until `/tmp/stop` is there; what came of it is left in
-/// `/tmp/result`. It belongs to no script that is waited for, since it outlives the machine that it was started on.
-const LOAD: &str = "cat >/tmp/load.sh <<'END'
-n=0
-while [ ! -e /tmp/stop ]; do
-  fio --name=load --filename=/dev/vda --rw=randwrite --ioengine=io_uring --direct=1 --bs=4k --iodepth=16 --numjobs=2 \
-    --size=4m --offset_increment=16m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 \
-    --gtod_reduce=1 --eta=never >/tmp/fio.log 2>&1 </dev/null || { echo failed >/tmp/result; exit; }
-  n=$((n + 1))
-done
-echo passes $n >/tmp/result
-END
-sh /tmp/load.sh </dev/null >/dev/null 2>&1 &";
+/// Writes blocks with checksums and reads them back.
+fn load() -> Fio {
+    Fio::new("/dev/vda", "randwrite").jobs(2, "4m").with("offset_increment", "16m").verify()
+}
 
 fn wait_more(vm: &Guest, more: u64) -> Result<()> {
     let done = vm.requests_done("vda")?;
     wait_until("the load to run", LOAD_TIMEOUT, || vm.requests_done("vda").is_ok_and(|nr| nr > done + more))
-        .with_context(|| vm.sh("cat /tmp/result /tmp/fio.log 2>&1; true").unwrap_or_default())
+        .with_context(|| format!("the load says: {:?}", vm.failed_passes()))
 }
 
 /// Moves there and back; `POLYPATH_MIGRATION_ROUNDS` says otherwise.
@@ -46,7 +37,7 @@ fn qemu_for(test: &str) -> Option<Qemu> {
 fn move_there_and_back(machine: impl Fn(usize) -> Vm, rounds: usize) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let mut vm = machine(0).boot()?;
-    vm.sh(LOAD)?;
+    vm.start_passes(&load(), 1)?;
     wait_more(&vm, 300)?;
 
     // The first one is called off half way; the guest goes on where it is.
@@ -63,9 +54,9 @@ fn move_there_and_back(machine: impl Fn(usize) -> Vm, rounds: usize) -> Result<(
         vm = next;
         wait_more(&vm, 300).with_context(|| format!("after move {round}"))?;
     }
-    let result = vm.sh("touch /tmp/stop; while [ ! -e /tmp/result ]; do sleep 0.1; done; cat /tmp/result")?;
-    ensure!(result.starts_with("passes "), "{result}: {}", vm.sh("cat /tmp/fio.log")?);
-    println!("{rounds} moves and a cancelled one, {} of the load", result.trim());
+    let passes = vm.end_passes(SCRIPT_TIMEOUT)?;
+    ensure!(passes.result.reads == passes.result.writes, "not all was read back: {passes:?}");
+    println!("{rounds} moves and a cancelled one, {passes:?}");
     vm.power_off()
 }
 

@@ -11,7 +11,8 @@ use polypath_vm_tests::front_end::durable::{Mix, Survived};
 use polypath_vm_tests::front_end::verify::Rng;
 use polypath_vm_tests::soak::events::Events;
 use polypath_vm_tests::soak::leg::{self, End};
-use polypath_vm_tests::soak::world::{Setup, World};
+use polypath_vm_tests::soak::storage::Setup;
+use polypath_vm_tests::soak::world::World;
 
 use crate::common::need;
 

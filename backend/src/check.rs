@@ -287,6 +287,16 @@ fn host(options: &Options, findings: &mut Findings) {
         }
     };
     findings.result("io_uring", result);
+    if options.sqpoll_idle_ms != 0 {
+        let (weight, text) = match UringEngine::probe_polled(u32::from(RING_SIZE_MAX), options.sqpoll_idle_ms)
+        {
+            Ok(()) => (Weight::Ok, "a thread of the kernel's can send for a ring".to_owned()),
+            Err(error) => {
+                (Weight::Warning, format!("{error}; calls send in place of a thread of the kernel's"))
+            }
+        };
+        findings.add(weight, "sqpoll_idle_ms", text);
+    }
     let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
     let (memlock, rings) = (getrlimit(Resource::Memlock).current, RING_BYTES * u64::from(options.num_queues));
     match memlock {

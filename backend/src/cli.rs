@@ -123,6 +123,11 @@ pub struct Options {
     #[arg(long)]
     pub register_memory: bool,
 
+    /// Have a thread of the kernel's send each queue's I/O, so that sending takes no call: it looks for it all the time, on
+    /// a processor that it should have to itself, until there was nothing for so many milliseconds, and then sleeps; 0: none.
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = parse_sqpoll_idle_ms)]
+    pub sqpoll_idle_ms: u32,
+
     /// Use paths even if they do not prove to be the same disk. If they are not, data will be destroyed.
     #[arg(long)]
     pub trust_paths: bool,
@@ -329,6 +334,10 @@ pub(crate) fn parse_poll_us(text: &str) -> Result<u64, String> {
     number_in(text, " of us", 0..=10_000)
 }
 
+pub(crate) fn parse_sqpoll_idle_ms(text: &str) -> Result<u32, String> {
+    number_in(text, " of ms", 0..=10_000)
+}
+
 pub(crate) fn parse_cpus(text: &str) -> Result<CpuList, String> {
     text.parse().map_err(|error: CpuListError| format!("is no list of processors: {error}"))
 }
@@ -414,6 +423,7 @@ mod tests {
             ("--queue-size 0", "--queue-size"),
             ("--queue-size 3", "--queue-size"),
             ("--queue-size 100000", "--queue-size"),
+            ("--sqpoll-idle-ms 10001", "--sqpoll-idle-ms"),
             ("--serial 123456789012345678901", "--serial"),
             ("--selector Round-Robin", "--selector"),
             ("--selector=", "--selector"),

@@ -63,6 +63,8 @@ struct File {
     #[serde(deserialize_with = "cpus")]
     cpus: Option<CpuList>,
     register_memory: Option<bool>,
+    #[serde(deserialize_with = "sqpoll_idle_ms")]
+    sqpoll_idle_ms: Option<u32>,
     trust_paths: Option<bool>,
     control: Option<PathBuf>,
     #[serde(deserialize_with = "user")]
@@ -154,6 +156,7 @@ impl Launch {
             poll_us => poll_us;
             cpus => Some(cpus);
             register_memory => register_memory;
+            sqpoll_idle_ms => sqpoll_idle_ms;
             trust_paths => trust_paths;
             control => Some(control);
             control_owner => Some(control_owner);
@@ -209,6 +212,7 @@ words! {
     path_depth: u32 = cli::parse_path_depth;
     merge_max: u32 = cli::parse_merge_max;
     poll_us: u64 = cli::parse_poll_us;
+    sqpoll_idle_ms: u32 = cli::parse_sqpoll_idle_ms;
     cpus: CpuList = cli::parse_cpus;
     metrics: Address = cli::parse_metrics;
 }
@@ -240,7 +244,7 @@ mod tests {
         let options = read(
             "socket_path = 's'\nsocket_group = 7\npaths = ['a', 'b']\nread_only = true\nnum_queues = 3\nqueue_size = 256\n\
              serial = 'x'\nselector = 'queue-length'\nno_path_retry = 'queue'\npath_timeout = 500\nfailback = 30\n\
-             path_depth = 9\nmerge_max = 0\npoll_us = 20\ncpus = '0-2'\nregister_memory = true\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\nsandbox = 'strict'\n\
+             path_depth = 9\nmerge_max = 0\npoll_us = 20\ncpus = '0-2'\nregister_memory = true\nsqpoll_idle_ms = 5\ntrust_paths = true\ncontrol = 'c'\ncontrol_owner = 0\ncontrol_group = '8'\ndirect = false\nmetrics = '127.0.0.1:9470'\nevent_command = 'e'\nsandbox = 'strict'\n\
              log_level = 'warn'\n",
         )
         .unwrap();
@@ -278,6 +282,8 @@ mod tests {
             "--cpus",
             "0-2",
             "--register-memory",
+            "--sqpoll-idle-ms",
+            "5",
             "--trust-paths",
             "--control",
             "c",

@@ -71,7 +71,12 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
         remove_sockets();
         return Err(error);
     }
-    // Threads only from here on: they are confined as the one is that begins them.
+    // Threads only from here on, the kernel's for a ring too: they are confined as the one is that begins them.
+    if options.sqpoll_idle_ms != 0
+        && let Err(error) = UringEngine::probe_polled(u32::from(RING_SIZE_MAX), options.sqpoll_idle_ms)
+    {
+        UringEngine::say_that_calls_send(&error);
+    }
     let event_command =
         options.event_command.clone().map(Teller::start).transpose().context("--event-command")?;
     let mut monitor = {

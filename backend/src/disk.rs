@@ -68,6 +68,8 @@ pub struct Tuning {
     pub poll_ns: u64,
     /// Whether guest memory is registered with the rings, and so pinned.
     pub register_memory: bool,
+    /// After how long without work the kernel's thread of a ring sleeps, in ms; 0: there is none, calls send.
+    pub sqpoll_idle_ms: u32,
     /// Whether the guest may be moved to another host while it runs. Not with a page cache: no other host sees that.
     pub migration: bool,
 }
@@ -79,6 +81,7 @@ impl Default for Tuning {
             merge: MergeLimits::default(),
             poll_ns: 32_000,
             register_memory: false,
+            sqpoll_idle_ms: 0,
             migration: true,
         }
     }

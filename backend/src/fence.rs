@@ -5,7 +5,8 @@
 //! such I/O is a lock on the in-flight area: the front-end hands the same area to one process after the other, each
 //! opens it anew and locks that open file (`flock`), and registers it with the io_uring of every worker. A ring and
 //! what is registered with it live until its last I/O is over, whatever becomes of the process (seen on Linux 6.18 for
-//! reads and writes; for a flush or a discard a thread of the kernel's waits, and the process does not end before it).
+//! reads and writes; for a flush or a discard a thread of the kernel's waits, and the process does not end before it; with
+//! `--sqpoll-idle-ms` one waits for whatever it has sent).
 //! So as long as the lock is not to be had, the rings are not served ([`Gate`]).
 
 use std::fs::File;

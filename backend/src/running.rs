@@ -71,6 +71,7 @@ pub struct Settings<'a> {
     pub poll_us: u64,
     pub cpus: Option<String>,
     pub register_memory: bool,
+    pub sqpoll_idle_ms: u32,
     pub metrics: Option<String>,
     pub event_command: Option<&'a Path>,
     pub sandbox: &'static str,
@@ -250,8 +251,8 @@ impl Running {
         }
         fixed!(
             socket_path fd socket_group read_only num_queues queue_size serial path_depth merge_max poll_us cpus
-            register_memory trust_paths control control_owner control_group direct metrics event_command
-            sandbox
+            register_memory sqpoll_idle_ms trust_paths control control_owner control_group direct metrics
+            event_command sandbox
         );
         let report = json!({ "changed": changed, "needs_restart": fixed, "table": table });
         // What needs a restart is still as it was.
@@ -278,6 +279,7 @@ impl Running {
             poll_us: options.poll_us,
             cpus: options.cpus.as_ref().map(ToString::to_string),
             register_memory: options.register_memory,
+            sqpoll_idle_ms: options.sqpoll_idle_ms,
             metrics: options.metrics.as_ref().map(ToString::to_string),
             event_command: options.event_command.as_deref(),
             sandbox: options.sandbox.name(),

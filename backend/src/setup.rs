@@ -126,6 +126,7 @@ fn disk_options(options: &Options) -> anyhow::Result<DiskOptions> {
             merge: MergeLimits { bytes_max: u64::from(options.merge_max) << 10, ..MergeLimits::default() },
             poll_ns: options.poll_us * 1000,
             register_memory: options.register_memory,
+            sqpoll_idle_ms: options.sqpoll_idle_ms,
             migration: options.direct == Switch::On,
         },
         cpus: options.cpus.clone(),

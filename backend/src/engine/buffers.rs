@@ -6,7 +6,7 @@
 
 use std::io;
 
-use io_uring::{IoUring, Probe};
+use io_uring::{IoUring, Probe, squeue};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use crate::gather::IoVec;
@@ -133,4 +133,23 @@ impl Buffers {
         let can = iovecs.len() == 1 || self.has_vectored;
         (can && iovecs.iter().all(is_inside)).then_some(chunk.place)
     }
+}
+
+/// Makes of vectored I/O the same on a registered buffer, which the `io-uring` crate does not know yet.
+pub(super) fn in_place(mut entry: squeue::Entry, opcode: u8, buffer: Option<u16>) -> squeue::Entry {
+    /// `struct io_uring_sqe`, as far as it matters.
+    #[repr(C)]
+    struct Sqe {
+        opcode: u8,
+        others: [u8; 39],
+        buf_index: u16,
+        rest: [u8; 22],
+    }
+    const { assert!(size_of::<Sqe>() == size_of::<squeue::Entry>()) };
+    let Some(buffer) = buffer else { return entry };
+    // SAFETY: an entry is the kernel's structure of 64 bytes and nothing else (`repr(C)`), every value of these two fields
+    // is one, and 64-bit fields align it for them.
+    let sqe = unsafe { &mut *(&raw mut entry).cast::<Sqe>() };
+    (sqe.opcode, sqe.buf_index) = (opcode, buffer);
+    entry
 }

@@ -7,6 +7,7 @@ mod at_once;
 mod buffers;
 mod files;
 mod restrict;
+mod ring;
 mod uring;
 
 use std::io;
@@ -53,7 +54,7 @@ impl Wanted {
 
 /// What a worker needs of the kernel.
 pub trait Engine {
-    /// Queues the transfer's next step. It goes out at the next [`Engine::wait`], together with all others.
+    /// Queues the transfer's next step. It goes out at the next [`Engine::wait`] at the latest, together with all others.
     fn start(&mut self, transfer: Box<Transfer>);
 
     /// Sends what is queued, in one call, and waits for an event or the timeout, whichever comes first. None waits for

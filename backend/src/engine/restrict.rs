@@ -51,6 +51,7 @@ pub(super) fn switch_on(ring: &IoUring) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::ring;
 
     fn result_of(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> i32 {
         // SAFETY: what the entries of these tests point to is static or nothing.
@@ -61,25 +62,29 @@ mod tests {
 
     #[test]
     fn a_ring_does_what_the_engine_asks_and_nothing_else() {
-        let mut ring = IoUring::builder().setup_r_disabled().build(8).unwrap();
-        ring.submitter().register_files_sparse(2).unwrap();
-        switch_on(&ring).unwrap();
-        assert_eq!(result_of(&mut ring, &opcode::Nop::new().build()), 0);
-        let at = io_uring::types::Fd(libc::AT_FDCWD);
-        let entries = [
-            opcode::OpenAt::new(at, c"/dev/null".as_ptr()).build(),
-            opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build(),
-            opcode::UnlinkAt::new(at, c"/nonexistent/x".as_ptr()).build(),
-            opcode::Close::new(io_uring::types::Fd(-1)).build(),
-            // What it does, but as a part of a chain.
-            opcode::Nop::new().build().flags(Flags::IO_LINK),
-        ];
-        for entry in &entries {
-            assert_eq!(result_of(&mut ring, entry), -libc::EACCES, "{entry:?}");
+        for mut ring in [ring::build(8, true, 0), ring::build_polled(8, true, 10)].map(Result::unwrap) {
+            ring.submitter().register_files_sparse(2).unwrap();
+            switch_on(&ring).unwrap();
+            assert_eq!(result_of(&mut ring, &opcode::Nop::new().build()), 0);
+            let at = io_uring::types::Fd(libc::AT_FDCWD);
+            let entries = [
+                opcode::OpenAt::new(at, c"/dev/null".as_ptr()).build(),
+                opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build(),
+                opcode::UnlinkAt::new(at, c"/nonexistent/x".as_ptr()).build(),
+                opcode::Close::new(io_uring::types::Fd(-1)).build(),
+                // What it does, but as a part of a chain.
+                opcode::Nop::new().build().flags(Flags::IO_LINK),
+            ];
+            for entry in &entries {
+                assert_eq!(result_of(&mut ring, entry), -libc::EACCES, "{entry:?}");
+            }
+            // Personalities would be other credentials; what it needs itself goes on.
+            assert_eq!(
+                ring.submitter().register_personality().unwrap_err().raw_os_error(),
+                Some(libc::EACCES)
+            );
+            ring.submitter().register_files_update(0, &[-1]).unwrap();
+            ring.submitter().unregister_files().unwrap();
         }
-        // Personalities would be other credentials; what it needs itself goes on.
-        assert_eq!(ring.submitter().register_personality().unwrap_err().raw_os_error(), Some(libc::EACCES));
-        ring.submitter().register_files_update(0, &[-1]).unwrap();
-        ring.submitter().unregister_files().unwrap();
     }
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
 
 use super::at_once::{self, moved_by_null};
 use super::buffers::{self, Buffers};
 use super::files::Files;
-use super::{Engine, Event, GATHER_TIME, Wanted, restrict};
+use super::{Engine, Event, GATHER_TIME, Wanted, restrict, ring};
 use crate::fence::Fence;
 use crate::gather::IoVec;
 use crate::memory::GuestMap;
@@ -25,12 +25,11 @@ const TAG_CANCEL: u64 = TAG_WAKE | 1;
 /// Kick watches carry a generation in the low bits, so that an answer to an old watch is not taken for a kick.
 const TAG_KICK: u64 = 1 << 62;
 
-/// Room in the ring beside the transfers: the two watches and the cancelling of an old one.
-const NR_EXTRA_ENTRIES: u32 = 8;
-
 /// An io_uring of one worker thread.
 pub struct UringEngine {
     ring: IoUring,
+    /// Whether a thread of the kernel's takes what is queued, at any time: `ring.rs` says what that means for the others.
+    is_polled: bool,
     /// Transfers with the kernel, by `user_data`.
     slots: Vec<Option<Box<Transfer>>>,
     free: Vec<u32>,
@@ -57,10 +56,16 @@ impl std::fmt::Debug for UringEngine {
 
 impl UringEngine {
     /// A ring for `nr_slots` transfers at a time, that also looks at the eventfd `wake`, and keeps `fence` for as long as
-    /// it has I/O under way. To be made by the thread that uses it.
-    pub fn new(nr_slots: u32, wake: OwnedFd, fence: Option<Arc<Fence>>) -> io::Result<Self> {
+    /// it has I/O under way. With `sqpoll_idle_ms` above 0 a thread of the kernel's sends, if there can be one, and sleeps
+    /// when there was nothing for so long. To be made by the thread that uses it.
+    pub fn new(
+        nr_slots: u32,
+        wake: OwnedFd,
+        fence: Option<Arc<Fence>>,
+        sqpoll_idle_ms: u32,
+    ) -> io::Result<Self> {
         let is_restricted = sandbox::is_on();
-        let ring = build(nr_slots, is_restricted)?;
+        let ring = ring::build(nr_slots, is_restricted, sqpoll_idle_ms)?;
         let files = Files::new(&ring, fence.as_ref().map(|fence| fence.raw_fd()));
         // What may sleep (a flush, a discard, anything on a FUSE file) takes a kernel thread until it is answered, and by
         // default there are 4 per processor for files and block devices: a few flushes of a path that hangs would keep all
@@ -71,11 +76,13 @@ impl UringEngine {
         if is_restricted {
             restrict::switch_on(&ring)?;
         }
-        let can_gather = ring.params().is_feature_min_timeout();
+        let is_polled = ring.params().is_setup_sqpoll();
+        let can_gather = is_polled || ring.params().is_feature_min_timeout();
         let mut slots = Vec::new();
         slots.resize_with(nr_slots as usize, || None);
         Ok(Self {
             ring,
+            is_polled,
             slots,
             free: (0..nr_slots).rev().collect(),
             can_gather,
@@ -98,7 +105,17 @@ impl UringEngine {
 
     /// Whether rings of this size can be had here: found out before the first guest connects.
     pub fn probe(nr_slots: u32) -> io::Result<()> {
-        build(nr_slots, false).map(drop)
+        ring::build(nr_slots, false, 0).map(drop)
+    }
+
+    /// Whether they can be had with a thread of the kernel's that sends.
+    pub fn probe_polled(nr_slots: u32, sqpoll_idle_ms: u32) -> io::Result<()> {
+        ring::build_polled(nr_slots, false, sqpoll_idle_ms).map(drop)
+    }
+
+    /// Says in the log, once, that there is no such thread where one was asked for.
+    pub fn say_that_calls_send(why: &io::Error) {
+        ring::say_that_calls_send(why);
     }
 
     /// # Safety
@@ -106,23 +123,47 @@ impl UringEngine {
     unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the caller's promise is this call's condition.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            // Full: send what is there. What cannot be sent now (EAGAIN, EBUSY, EINTR) is sent a moment later.
-            if let Err(error) = self.ring.submit() {
-                log::debug!("submit: {error}");
-                std::thread::yield_now();
-            }
+            // Full.
+            self.hand_over();
         }
     }
 
-    /// Sends what is queued and takes in what has come back, without waiting.
-    fn enter(&mut self) -> io::Result<()> {
-        const GETEVENTS: u32 = 1; // IORING_ENTER_GETEVENTS
-        let nr = u32::try_from(self.ring.submission().len()).unwrap_or(u32::MAX);
-        // SAFETY: no argument is passed, and everything that the entries point to is in its slot (see `start`).
-        match unsafe { self.ring.submitter().enter::<libc::sigset_t>(nr, 0, GETEVENTS, None) } {
+    /// Has the kernel take what is queued. What it does not take now (EAGAIN, EBUSY, EINTR), and what its thread has not
+    /// come to, it takes a moment later: whoever needs it gone looks, and asks again.
+    fn hand_over(&mut self) {
+        let sent = self.ring.submit();
+        if let Err(error) = &sent {
+            log::debug!("submit: {error}");
+        }
+        if sent.is_err() || self.is_polled {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether it takes a call to send what is queued.
+    fn must_send(&mut self) -> bool {
+        let queue = self.ring.submission();
+        // The kernel's thread takes it by itself, unless it sleeps. It looks at the queue after it has said that it will,
+        // and `need_wakeup` at what it says after the entries are there.
+        !queue.is_empty() && (!self.is_polled || queue.need_wakeup())
+    }
+
+    /// Sends what is queued, takes in what has come back, and waits for so many events as `args` say, if there are any.
+    fn enter(&mut self, nr_wanted: u32, args: Option<&SubmitArgs<'_, '_>>) -> io::Result<()> {
+        let must_send = self.must_send();
+        let mut flags = EnterFlags::GETEVENTS;
+        flags.set(EnterFlags::SQ_WAKEUP, must_send && self.is_polled);
+        flags.set(EnterFlags::EXT_ARG, args.is_some());
+        // How many there are is nothing that the kernel's thread is told.
+        let nr = if self.is_polled { 0 } else { self.ring.submission().len() };
+        let nr = u32::try_from(nr).unwrap_or(u32::MAX);
+        // SAFETY: the flags say what the argument is, if there is one; it lives as long as the call; and everything that
+        // the entries point to is in its slot (see `start`).
+        match unsafe { self.ring.submitter().enter(nr, nr_wanted, flags.bits(), args) } {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                // Interrupted or timed out; or too many completions wait to be taken, which comes next.
+                Some(libc::EINTR | libc::ETIME | libc::EAGAIN | libc::EBUSY) => Ok(()),
                 _ => Err(error),
             },
         }
@@ -154,26 +195,29 @@ impl UringEngine {
             return opcode::Nop::new().build();
         }
         // A thread of the kernel's own does what could hold up the submission of everything else.
+        let may_block = limits.may_block;
         let mut flags = squeue::Flags::empty();
-        flags.set(squeue::Flags::ASYNC, limits.may_block);
+        flags.set(squeue::Flags::ASYNC, may_block);
         let place = self.files.place(&self.ring, lane).and_then(|place| i32::try_from(place).ok());
         flags.set(squeue::Flags::FIXED_FILE, place.is_some());
         let fd = Fd(place.unwrap_or_else(|| lane.path().raw_fd()));
         // Chains are bounded (CHAIN_LEN_MAX), and a count above the kernel's own bound comes back as an error.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let len = |v: &IoVec| u32::try_from(v.iov_len).unwrap_or(u32::MAX);
+        // Such a thread looks for a buffer later, when another may be in its place.
+        let buffer = |iovecs: &[IoVec]| if may_block { None } else { self.buffers.place(iovecs) };
         let entry = match transfer.action() {
             // One piece needs no list for the kernel to copy.
             Action::Read { iovecs: [one], offset } => {
                 let ptr = one.iov_base.cast();
-                match self.buffers.place(std::slice::from_ref(one)) {
+                match buffer(std::slice::from_ref(one)) {
                     Some(buffer) => opcode::ReadFixed::new(fd, ptr, len(one), buffer).offset(offset).build(),
                     None => opcode::Read::new(fd, ptr, len(one)).offset(offset).build(),
                 }
             }
             Action::Write { iovecs: [one], offset } => {
                 let ptr = one.iov_base.cast();
-                match self.buffers.place(std::slice::from_ref(one)) {
+                match buffer(std::slice::from_ref(one)) {
                     Some(buffer) => opcode::WriteFixed::new(fd, ptr, len(one), buffer).offset(offset).build(),
                     None => opcode::Write::new(fd, ptr, len(one)).offset(offset).build(),
                 }
@@ -181,12 +225,12 @@ impl UringEngine {
             Action::Read { iovecs, offset } => {
                 let entry =
                     opcode::Readv::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build();
-                in_buffer(entry, buffers::READV_FIXED, self.buffers.place(iovecs))
+                buffers::in_place(entry, buffers::READV_FIXED, buffer(iovecs))
             }
             Action::Write { iovecs, offset } => {
                 let entry =
                     opcode::Writev::new(fd, iovecs.as_ptr(), count(iovecs.len())).offset(offset).build();
-                in_buffer(entry, buffers::WRITEV_FIXED, self.buffers.place(iovecs))
+                buffers::in_place(entry, buffers::WRITEV_FIXED, buffer(iovecs))
             }
             Action::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Action::Allocate { mode, offset, len } => {
@@ -194,42 +238,6 @@ impl UringEngine {
             }
         };
         entry.flags(flags)
-    }
-}
-
-/// Makes of vectored I/O the same on a registered buffer, which the `io-uring` crate does not know yet.
-fn in_buffer(mut entry: squeue::Entry, opcode: u8, buffer: Option<u16>) -> squeue::Entry {
-    /// `struct io_uring_sqe`, as far as it matters.
-    #[repr(C)]
-    struct Sqe {
-        opcode: u8,
-        others: [u8; 39],
-        buf_index: u16,
-        rest: [u8; 22],
-    }
-    const { assert!(size_of::<Sqe>() == size_of::<squeue::Entry>()) };
-    let Some(buffer) = buffer else { return entry };
-    // SAFETY: an entry is the kernel's structure of 64 bytes and nothing else (`repr(C)`), every value of these two fields
-    // is one, and 64-bit fields align it for them.
-    let sqe = unsafe { &mut *(&raw mut entry).cast::<Sqe>() };
-    (sqe.opcode, sqe.buf_index) = (opcode, buffer);
-    entry
-}
-
-/// `is_off`: it does nothing until it is switched on.
-fn build(nr_slots: u32, is_off: bool) -> io::Result<IoUring> {
-    let nr_entries = (nr_slots + NR_EXTRA_ENTRIES).next_power_of_two();
-    let mut builder = IoUring::builder();
-    builder.dontfork().setup_clamp();
-    if is_off {
-        builder.setup_r_disabled();
-    }
-    // One thread submits and waits, so completions need no interrupt of it (since 6.1); older kernels do without.
-    let plain = builder.clone();
-    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
-    match builder.build(nr_entries) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(nr_entries),
-        result => result,
     }
 }
 
@@ -258,12 +266,13 @@ impl Engine for UringEngine {
         self.files.let_go(&self.ring)?;
         if timeout == Some(Duration::ZERO) || !self.instant.is_empty() {
             // The kernel says when it has something for a call to take in.
-            let has_cause = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
-            return if has_cause { self.enter() } else { Ok(()) };
+            let has_more = self.ring.submission().taskrun() || self.ring.submission().cq_overflow();
+            return if has_more || self.must_send() { self.enter(0, None) } else { Ok(()) };
         }
         let gathers = wanted.nr > 1 && self.can_gather;
-        let nr = if gathers { wanted.nr as usize } else { 1 };
-        let is_short = wanted.within <= GATHER_TIME;
+        let nr = if gathers { wanted.nr } else { 1 };
+        // With a thread of the kernel's, one event is not enough when the time for more is over and another timeout is not.
+        let is_short = wanted.within <= GATHER_TIME && !self.is_polled;
         let timeout = match gathers && !is_short {
             true => Some(timeout.map_or(wanted.within, |timeout| timeout.min(wanted.within))),
             false => timeout,
@@ -277,23 +286,13 @@ impl Engine for UringEngine {
             // After that time one event is enough.
             args = args.min_wait_usec(u32::try_from(wanted.within.as_micros()).unwrap_or(0));
         }
-        match self.ring.submitter().submit_with_args(nr, &args) {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                // Interrupted or timed out; or too many completions wait to be taken, which comes next.
-                Some(libc::EINTR | libc::ETIME | libc::EAGAIN | libc::EBUSY) => Ok(()),
-                _ => Err(error),
-            },
-        }
+        self.enter(nr, Some(&args))
     }
 
     fn submit(&mut self) -> io::Result<()> {
         self.arm_watches();
         self.files.let_go(&self.ring)?;
-        if self.ring.submission().is_empty() {
-            return Ok(());
-        }
-        self.enter()
+        if self.must_send() { self.enter(0, None) } else { Ok(()) }
     }
 
     fn has_event(&mut self) -> bool {
@@ -309,7 +308,7 @@ impl Engine for UringEngine {
             let mut entry = self.ring.completion().next();
             if entry.is_none() && self.ring.submission().taskrun() {
                 // Completions are ready but for a call that puts them into the ring.
-                self.enter().ok()?;
+                self.enter(0, None).ok()?;
                 entry = self.ring.completion().next();
             }
             let entry = entry?;
@@ -372,10 +371,7 @@ impl Engine for UringEngine {
         }
         // An entry names a buffer by its place, which the kernel looks at when it takes the entry.
         while !self.ring.submission().is_empty() {
-            if let Err(error) = self.ring.submit() {
-                log::debug!("submit: {error}");
-                std::thread::yield_now();
-            }
+            self.hand_over();
         }
         self.buffers.replace(&self.ring, map);
     }

@@ -106,6 +106,7 @@ impl Profile {
                 },
                 poll_ns: rng.pick(&[0, 0, 3_000, 1_000_000]),
                 register_memory: false,
+                sqpoll_idle_ms: 0,
                 migration: true,
             },
         }

@@ -62,9 +62,11 @@ impl WorkerHandle {
                 log::warn!("the worker runs anywhere: queue={} cpu={cpu} error={error}", config.index);
             }
             // The ring belongs to the thread that submits (single issuer), so it is made here.
-            let engine = match UringEngine::new(nr_slots, workers_end, config.fence.clone()) {
+            let tuning = *config.disk.tuning();
+            let fence = config.fence.clone();
+            let engine = match UringEngine::new(nr_slots, workers_end, fence, tuning.sqpoll_idle_ms) {
                 Ok(mut engine) => {
-                    if config.disk.tuning().register_memory {
+                    if tuning.register_memory {
                         engine.register_memory();
                     }
                     engine

@@ -30,13 +30,15 @@ pub enum Program {
     Depth8NoMerge,
     /// The same without polling before a sleep.
     NoPoll,
+    /// The same with a thread of the kernel's that sends.
+    Sqpoll,
     /// The same by a front-end that has no place for what is in flight.
     NoInflight,
 }
 
 impl Program {
     /// All there are, in the order of the tables.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::IoUring,
         Self::IoUringPoll,
         Self::Qsd,
@@ -48,6 +50,7 @@ impl Program {
         Self::Depth8,
         Self::Depth8NoMerge,
         Self::NoPoll,
+        Self::Sqpoll,
         Self::NoInflight,
     ];
 
@@ -66,6 +69,7 @@ impl Program {
             Self::Depth8 => "depth8",
             Self::Depth8NoMerge => "depth8-no-merge",
             Self::NoPoll => "no-poll",
+            Self::Sqpoll => "sqpoll",
             Self::NoInflight => "no-inflight",
         }
     }
@@ -95,6 +99,7 @@ impl Program {
             Self::Depth8 => &["--path-depth", "8"],
             Self::Depth8NoMerge => &["--path-depth", "8", "--merge-max", "0"],
             Self::NoPoll => &["--poll-us", "0"],
+            Self::Sqpoll => &["--sqpoll-idle-ms", "10"],
             _ => &[],
         }
     }
@@ -122,6 +127,8 @@ impl Program {
                 disk == DiskKind::Loop && load.nr_queues == 1 && (is_random || load.depth == 64)
             }
             Self::NoPoll | Self::QsdNoPoll => !is_deep && disk.has_device(),
+            // It wants a third core, which few machines that this runs on have to spare.
+            Self::Sqpoll => false,
             // What is written down costs the same everywhere, and shows most where there is least else.
             Self::NoInflight => load.depth == 32 && disk != DiskKind::Tmpfs,
         }

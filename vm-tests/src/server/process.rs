@@ -149,6 +149,13 @@ impl Process {
         Stats::of(self.child.id())
     }
 
+    /// Threads of the kernel's that send for io_uring.
+    pub fn nr_polling_threads(&self) -> usize {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
+        let names = tasks.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+        names.filter(|name| name.starts_with("iou-sqp-")).count()
+    }
+
     /// Targets of the open descriptors, as the links in `/proc/PID/fd` show them.
     pub fn open_files(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(format!("/proc/{}/fd", self.child.id())) else { return Vec::new() };

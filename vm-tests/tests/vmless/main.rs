@@ -50,5 +50,6 @@ mod retry;
 mod rig;
 mod sandbox;
 mod soak;
+mod sqpoll;
 mod stop;
 mod tables;

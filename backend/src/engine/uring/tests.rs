@@ -21,9 +21,13 @@ use crate::transfer::Next;
 mod buffers;
 mod events;
 mod files;
+mod polled;
 
 const DISK_BYTES: u64 = 4 << 20;
 const MEMORY_BYTES: usize = 4 << 20;
+
+/// Rings whose entries calls send, and such as have a thread of the kernel's for it, which sleeps after so many ms.
+const KINDS: [u32; 2] = [0, 20];
 
 /// For what should come: an answer later than this is none.
 const SOON: Duration = Duration::from_secs(10);
@@ -47,24 +51,26 @@ fn signal(fd: &OwnedFd) {
 }
 
 impl Case {
-    fn new(nr_slots: u32) -> Self {
-        Self::on(nr_slots, Links::new(2, DISK_BYTES))
+    /// One of each kind of ring.
+    fn new(nr_slots: u32) -> [Self; 2] {
+        KINDS.map(|idle_ms| Self::on(nr_slots, Links::new(2, DISK_BYTES), idle_ms))
     }
 
-    /// One on any file system, and one on tmpfs, whose I/O the worker does itself.
-    fn both(nr_slots: u32) -> [Self; 2] {
-        let in_memory = Self::on(nr_slots, Links::within("/dev/shm".as_ref(), 2, DISK_BYTES));
+    /// These, on any file system, and one on tmpfs, whose I/O the worker does itself.
+    fn all(nr_slots: u32) -> [Self; 3] {
+        let in_memory = Self::on(nr_slots, Links::within("/dev/shm".as_ref(), 2, DISK_BYTES), 0);
         assert!(in_memory.table.lane(1).unwrap().path().limits().in_memory, "/dev/shm is a tmpfs");
-        [Self::new(nr_slots), in_memory]
+        let [called, polled] = Self::new(nr_slots);
+        [called, polled, in_memory]
     }
 
-    fn on(nr_slots: u32, links: Links) -> Self {
+    fn on(nr_slots: u32, links: Links, idle_ms: u32) -> Self {
         let guest = anonymous(MEMORY_BYTES);
         let wake = event();
         Self {
             table: Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), None, 0)),
             lease: Rc::new(Lessor::new(Arc::clone(&guest)).lease()),
-            engine: UringEngine::new(nr_slots, wake.try_clone().unwrap(), None).unwrap(),
+            engine: UringEngine::new(nr_slots, wake.try_clone().unwrap(), None, idle_ms).unwrap(),
             links,
             guest,
             wake,
@@ -149,13 +155,16 @@ fn letters(len: usize) -> Vec<u8> {
 
 #[test]
 fn a_ring_can_be_had_here() {
-    UringEngine::probe(1).unwrap();
-    UringEngine::probe(1024).unwrap();
+    for nr_slots in [1, 1024] {
+        UringEngine::probe(nr_slots).unwrap();
+        UringEngine::probe_polled(nr_slots, 1).unwrap();
+    }
+    assert_eq!(Case::new(1).map(|case| case.engine.is_polled), [false, true]);
 }
 
 #[test]
 fn a_write_is_in_the_file_and_a_read_in_memory() {
-    for mut case in Case::both(4) {
+    for mut case in Case::all(4) {
         let bytes = letters(8192);
         case.put(0x1000, &bytes[..5000]);
         case.put(0x8000, &bytes[5000..]);
@@ -174,7 +183,7 @@ fn a_write_is_in_the_file_and_a_read_in_memory() {
 
 #[test]
 fn bounced_pieces_go_both_ways() {
-    for mut case in Case::both(1) {
+    for mut case in Case::all(1) {
         let bytes = letters(1024);
         case.put(0x1001, &bytes[..100]);
         case.put(0x2003, &bytes[100..]);
@@ -188,7 +197,7 @@ fn bounced_pieces_go_both_ways() {
 
 #[test]
 fn f31_a_read_past_the_end_of_a_shrunk_file_is_short() {
-    for mut case in Case::both(1) {
+    for mut case in Case::all(1) {
         case.file().set_len(4096 + 100).unwrap();
         let mut read = case.transfer(Operation::Read { offset: 0 }, &[(0, 16384)], &[]);
         for expected in [Next::Again, Next::Finished(Status::IoErr)] {
@@ -204,7 +213,7 @@ fn f31_a_read_past_the_end_of_a_shrunk_file_is_short() {
 
 #[test]
 fn sync_and_holes_and_zeros() {
-    for mut case in Case::both(2) {
+    for mut case in Case::all(2) {
         let file = case.file();
         file.write_all_at(&letters(65536), 0).unwrap();
         let mut flush = case.transfer(Operation::Flush, &[], &[]);
@@ -233,7 +242,7 @@ fn sync_and_holes_and_zeros() {
 
 #[test]
 fn an_error_is_a_negative_errno_and_the_next_transfer_works() {
-    for mut case in Case::both(1) {
+    for mut case in Case::all(1) {
         let writable = Rc::clone(&case.table);
         let read_only = OpenOptions { read_only: true, direct: false };
         case.table = Rc::new(View::new(Arc::new(case.links.table(2, read_only, 1)), None, 0));
@@ -248,7 +257,7 @@ fn an_error_is_a_negative_errno_and_the_next_transfer_works() {
 #[test]
 fn f28_every_slot_at_once_round_after_round() {
     const NR_SLOTS: u32 = 256;
-    for mut case in Case::both(NR_SLOTS) {
+    for mut case in Case::all(NR_SLOTS) {
         let bytes = letters(1 << 20);
         case.file().write_all_at(&bytes, 0).unwrap();
         for _ in 0..4 {
@@ -271,23 +280,24 @@ fn f28_every_slot_at_once_round_after_round() {
 #[test]
 fn f18_nothing_is_let_go_of_while_the_kernel_works_on_it() {
     for is_sent in [false, true] {
-        let mut case = Case::new(64);
-        case.put(0, &letters(64 * 4096));
-        for i in 0..64 {
-            case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
+        for mut case in Case::new(64) {
+            case.put(0, &letters(64 * 4096));
+            for i in 0..64 {
+                case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
+            }
+            if is_sent {
+                case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
+            }
+            let Case { links, table, guest, lease, engine, .. } = case;
+            // The view has the lane as well, and so has the ring, for the file.
+            assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (65, 66));
+            drop(engine);
+            // Dropping waits for all of them: what they own is free only now.
+            assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (1, 1));
+            let mut bytes = vec![0; 64 * 4096];
+            File::open(links.name(0)).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes == letters(64 * 4096));
+            drop(guest);
         }
-        if is_sent {
-            case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
-        }
-        let Case { links, table, guest, lease, engine, .. } = case;
-        // The view has the lane as well, and so has the ring, for the file.
-        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (65, 66));
-        drop(engine);
-        // Dropping waits for all of them: what they own is free only now.
-        assert_eq!((Rc::strong_count(&lease), Rc::strong_count(table.lane(1).unwrap())), (1, 1));
-        let mut bytes = vec![0; 64 * 4096];
-        File::open(links.name(0)).unwrap().read_exact_at(&mut bytes, 0).unwrap();
-        assert!(bytes == letters(64 * 4096));
-        drop(guest);
     }
 }

@@ -27,12 +27,13 @@ impl Case {
         self.engine.use_memory(&self.guest);
     }
 
-    fn registered(nr_slots: u32, nr_regions: u64) -> (Self, File) {
-        let mut case = Self::new(nr_slots);
-        case.engine.register_memory();
-        let (file, map) = regions(nr_regions);
-        case.go_by(map);
-        (case, file)
+    fn registered(nr_slots: u32, nr_regions: u64) -> [(Self, File); 2] {
+        Self::new(nr_slots).map(|mut case| {
+            case.engine.register_memory();
+            let (file, map) = regions(nr_regions);
+            case.go_by(map);
+            (case, file)
+        })
     }
 
     /// Writes and reads in one piece, in several, and through a bounce buffer.
@@ -57,29 +58,31 @@ impl Case {
 
 #[test]
 fn all_io_goes_by_registered_memory_as_by_other() {
-    let (mut case, _file) = Case::registered(4, 3);
-    assert!(case.engine.buffers.place(&[IoVec { iov_base: std::ptr::null_mut(), iov_len: 1 }]).is_none());
-    for region in 0..3 {
-        case.check_io(region << 21);
+    for (mut case, _file) in Case::registered(4, 3) {
+        assert!(case.engine.buffers.place(&[IoVec { iov_base: std::ptr::null_mut(), iov_len: 1 }]).is_none());
+        for region in 0..3 {
+            case.check_io(region << 21);
+        }
     }
 }
 
 #[test]
 fn memory_is_replaced_while_requests_are_under_way() {
-    let (mut case, _file) = Case::registered(64, 2);
-    for round in 0..20_u64 {
-        for i in 0..64 {
-            case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
+    for (mut case, _file) in Case::registered(64, 2) {
+        for round in 0..20_u64 {
+            for i in 0..64 {
+                case.start(Operation::Write { offset: i * 4096 }, &[(i * 4096, 4096)]);
+            }
+            // More regions, and fewer.
+            let (_file, map) = regions(1 + round % 5);
+            case.go_by(map);
+            for _ in 0..64 {
+                let (transfer, result) = case.next_done();
+                assert_eq!(result, 4096);
+                end(transfer);
+            }
+            case.check_io((round % (1 + round % 5)) << 21);
         }
-        // More regions, and fewer.
-        let (_file, map) = regions(1 + round % 5);
-        case.go_by(map);
-        for _ in 0..64 {
-            let (transfer, result) = case.next_done();
-            assert_eq!(result, 4096);
-            end(transfer);
-        }
-        case.check_io((round % (1 + round % 5)) << 21);
     }
 }
 
@@ -88,16 +91,17 @@ fn memory_is_replaced_while_requests_are_under_way() {
 #[test]
 fn what_is_given_back_and_taken_again_is_another_page_for_the_ring() {
     for is_registered in [false, true] {
-        let (mut case, file) = Case::registered(1, 1);
-        if !is_registered {
-            case.engine.buffers = Buffers::default();
+        for (mut case, file) in Case::registered(1, 1) {
+            if !is_registered {
+                case.engine.buffers = Buffers::default();
+            }
+            case.file().write_all_at(&letters(4096), 0).unwrap();
+            case.put(0x4000, &[1; 4096]);
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&file, mode, 0x4000, 4096).unwrap();
+            let read = case.transfer(Operation::Read { offset: 0 }, &[(0x4000, 4096)], &[]);
+            assert_eq!(case.run(read), 4096);
+            assert_eq!(case.get(0x4000, 4096) == letters(4096), !is_registered);
         }
-        case.file().write_all_at(&letters(4096), 0).unwrap();
-        case.put(0x4000, &[1; 4096]);
-        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&file, mode, 0x4000, 4096).unwrap();
-        let read = case.transfer(Operation::Read { offset: 0 }, &[(0x4000, 4096)], &[]);
-        assert_eq!(case.run(read), 4096);
-        assert_eq!(case.get(0x4000, 4096) == letters(4096), !is_registered);
     }
 }

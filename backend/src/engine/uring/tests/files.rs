@@ -29,48 +29,51 @@ impl Case {
 
 #[test]
 fn a_path_that_leaves_is_closed_when_its_requests_are_done() {
-    let mut case = Case::new(4);
-    let file = case.onlooker();
-    let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
-    assert_eq!(case.run(read), 4096);
-    assert!(!is_closed(&file));
-    let late = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
-    case.leave();
-    case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
-    assert!(!is_closed(&file), "a request has it still");
-    assert_eq!(case.run(late), 4096);
-    assert!(!is_closed(&file), "nobody has looked since");
-    case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
-    assert!(is_closed(&file));
+    for mut case in Case::new(4) {
+        let file = case.onlooker();
+        let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
+        assert_eq!(case.run(read), 4096);
+        assert!(!is_closed(&file));
+        let late = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
+        case.leave();
+        case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
+        assert!(!is_closed(&file), "a request has it still");
+        assert_eq!(case.run(late), 4096);
+        assert!(!is_closed(&file), "nobody has looked since");
+        case.engine.wait(Some(Duration::ZERO), Wanted::ONE).unwrap();
+        assert!(is_closed(&file));
+    }
 }
 
 #[test]
 fn paths_come_and_go_more_often_than_there_is_room_for() {
-    let mut case = Case::new(4);
-    for i in 0..300 {
-        let links = Links::new(2, DISK_BYTES);
-        case.table = Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), Some(&case.table), 0));
-        // Every other time nobody says so in time: descriptors do then.
-        if i % 2 == 0 {
-            case.engine.note_new_view();
+    for mut case in Case::new(4) {
+        for i in 0..300 {
+            let links = Links::new(2, DISK_BYTES);
+            case.table = Rc::new(View::new(Arc::new(links.table(2, CACHED, 1)), Some(&case.table), 0));
+            // Every other time nobody says so in time: descriptors do then.
+            if i % 2 == 0 {
+                case.engine.note_new_view();
+            }
+            case.links = links;
+            case.file().write_all_at(&letters(512), 0).unwrap();
+            let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 512)], &[]);
+            assert_eq!(case.run(read), 512);
+            assert!(case.get(0, 512) == letters(512));
+            case.put(0, &[0; 512]);
         }
-        case.links = links;
-        case.file().write_all_at(&letters(512), 0).unwrap();
-        let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 512)], &[]);
-        assert_eq!(case.run(read), 512);
-        assert!(case.get(0, 512) == letters(512));
-        case.put(0, &[0; 512]);
     }
 }
 
 #[test]
 fn nothing_is_open_after_the_ring() {
-    let mut case = Case::new(4);
-    let file = case.onlooker();
-    let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
-    assert_eq!(case.run(read), 4096);
-    let Case { links: _links, engine, table, .. } = case;
-    drop(engine);
-    drop(table);
-    assert!(is_closed(&file));
+    for mut case in Case::new(4) {
+        let file = case.onlooker();
+        let read = case.transfer(Operation::Read { offset: 0 }, &[(0, 4096)], &[]);
+        assert_eq!(case.run(read), 4096);
+        let Case { links: _links, engine, table, .. } = case;
+        drop(engine);
+        drop(table);
+        assert!(is_closed(&file));
+    }
 }

@@ -96,6 +96,15 @@ impl Guest {
             .map_err(|e| self.explain(e))
     }
 
+    /// What QEMU says of the machine: whether it runs, and where its processors are.
+    pub fn state(&self) -> String {
+        let ask = |line: &str| match self.qmp("human-monitor-command", json!({ "command-line": line })) {
+            Ok(answer) => answer.as_str().unwrap_or_default().to_owned(),
+            Err(error) => format!("{line}: {error:#}"),
+        };
+        ["info status", "info registers -a"].map(ask).join("")
+    }
+
     /// Fails when there is no use in waiting for the guest any longer.
     fn check_alive(&self) -> Result<()> {
         if let Some(status) = self.process().exited() {

@@ -129,10 +129,14 @@ impl Machine {
         wait_until(&format!("{more} requests"), SOON, || self.storage().nr_requests() >= goal)
     }
 
-    /// The last words of all sides.
+    /// The last words of all sides, and where they are.
     pub fn log(&self) -> String {
         let (server, console, qemu) = (self.server.stderr(), self.guest.console(), self.guest.qemu_log());
-        format!("polypath:\n{server}\nconsole:\n{console}\nqemu:\n{qemu}\n")
+        let ask = |question: &str| self.storage().control()?.result(json!({ "command": question }));
+        let [show, counters] = ["show", "counters"]
+            .map(|question| ask(question).map_or_else(|e| format!("{e:#}"), |v| v.to_string()));
+        let state = self.guest.state();
+        format!("polypath:\n{server}\n{show}\n{counters}\nconsole:\n{console}\nqemu:\n{qemu}\n{state}\n")
     }
 
     /// The guest is switched off and polypath ends in order.

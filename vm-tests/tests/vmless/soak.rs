@@ -9,5 +9,5 @@ use crate::common::need;
 #[test]
 fn random_events_under_load() {
     need!(faulty);
-    piece::run(Path::new(env!("CARGO_BIN_EXE_polypath-soak")), &["--seconds", "45"]).unwrap();
+    piece::run(Path::new(env!("CARGO_BIN_EXE_polypath-soak")), &["--seconds", "120"]).unwrap();
 }

@@ -21,8 +21,8 @@ costs another one (`hostile --help`).
   --publish            shows the run in README.md and docs/benchmark as well
   --disks LIST         of: loop, tmpfs, null, null-inline   [default: all]
   --programs LIST      of: io_uring, io_uring-poll, qsd, qsd-native, qsd-no-poll, no-merge, polypath, two-paths,
-                       depth8, depth8-no-merge, no-poll, sqpoll, no-inflight [default: each where it says something,
-                       and sqpoll only by name]
+                       depth8, depth8-no-merge, no-poll, sqpoll, no-inflight, no-sandbox
+                       [default: each where it says something, and sqpoll only by name]
   --workloads LIST     names of the table's loads           [default: each where it says something]
   --rounds N           rounds, interleaved                  [default: 5]
   --seconds S          seconds per run                      [default: 0.4]

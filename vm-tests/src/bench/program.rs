@@ -34,11 +34,13 @@ pub enum Program {
     Sqpoll,
     /// The same by a front-end that has no place for what is in flight.
     NoInflight,
+    /// The same without filters on its calls.
+    NoSandbox,
 }
 
 impl Program {
     /// All there are, in the order of the tables.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::IoUring,
         Self::IoUringPoll,
         Self::Qsd,
@@ -52,6 +54,7 @@ impl Program {
         Self::NoPoll,
         Self::Sqpoll,
         Self::NoInflight,
+        Self::NoSandbox,
     ];
 
     /// As the options and the tables name it.
@@ -71,6 +74,7 @@ impl Program {
             Self::NoPoll => "no-poll",
             Self::Sqpoll => "sqpoll",
             Self::NoInflight => "no-inflight",
+            Self::NoSandbox => "no-sandbox",
         }
     }
 
@@ -100,6 +104,7 @@ impl Program {
             Self::Depth8NoMerge => &["--path-depth", "8", "--merge-max", "0"],
             Self::NoPoll => &["--poll-us", "0"],
             Self::Sqpoll => &["--sqpoll-idle-ms", "10"],
+            Self::NoSandbox => &["--sandbox", "off"],
             _ => &[],
         }
     }
@@ -131,6 +136,8 @@ impl Program {
             Self::Sqpoll => false,
             // What is written down costs the same everywhere, and shows most where there is least else.
             Self::NoInflight => load.depth == 32 && disk != DiskKind::Tmpfs,
+            // Shows where there is a call for each request and nothing else.
+            Self::NoSandbox => !is_deep && !disk.has_device(),
         }
     }
 }

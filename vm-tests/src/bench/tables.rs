@@ -117,13 +117,9 @@ Medians over the rounds, which are interleaved: each program in turn under each 
   the I/O is done during the submission, so that there is one of them.
 - qsd: qemu-storage-daemon with an iothread, aio=io_uring; qsd-native: aio=native. The better one counts. qsd-no-poll:
   poll-max-ns=0.
-<<<<<<< HEAD
-- no-merge: `--merge-max 0`; no-poll: `--poll-us 0`; sqpoll: `--sqpoll-idle-ms 10`, whose kernel thread runs on any core; no-inflight: the front-end keeps no record of what is in flight (all other
-  polypaths write one); depth8: `--path-depth 8`, without merging too; two-paths: two loop devices on
-=======
-- no-merge: `--merge-max 0`; no-poll: `--poll-us 0`; no-inflight: the front-end keeps no record of what is in flight (all other
-  polypaths write one); no-sandbox: `--sandbox off`; depth8: `--path-depth 8`, without merging too; two-paths: two loop devices on
->>>>>>> 8c78219 (bench: what the filters on calls cost)
+- no-merge: `--merge-max 0`; no-poll: `--poll-us 0`; sqpoll: `--sqpoll-idle-ms 10`, whose kernel thread runs on any core;
+  no-inflight: the front-end keeps no record of what is in flight (all other polypaths write one); no-sandbox: `--sandbox off`;
+  depth8: `--path-depth 8`, without merging too; two-paths: two loop devices on
   one file, a file and a hard link to it, or two nulls.
 - NxM is N streams (12x32: jobs of random reads) of M requests each; 64x16 and 12x32 do not fit in one ring of 1024 descriptors with 3
   per request, and go by four queues, as from a guest with four processors.

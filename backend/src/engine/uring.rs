@@ -271,7 +271,8 @@ impl Engine for UringEngine {
         }
         let gathers = wanted.nr > 1 && self.can_gather;
         let nr = if gathers { wanted.nr } else { 1 };
-        // With a thread of the kernel's, one event is not enough when the time for more is over and another timeout is not.
+        // When the time for more is over, the kernel lowers the number of events for rings whose worker runs their work
+        // (`io_cqring_min_timer_wakeup`). For others the wait ends then, which holds whatever the kernel does.
         let is_short = wanted.within <= GATHER_TIME && !self.is_polled;
         let timeout = match gathers && !is_short {
             true => Some(timeout.map_or(wanted.within, |timeout| timeout.min(wanted.within))),

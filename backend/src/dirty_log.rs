@@ -25,14 +25,19 @@ impl DirtyLog {
 
     /// `len` bytes from guest address `addr` on were written. What lies beyond the log is nobody's concern.
     pub fn mark(&self, addr: u64, len: u64) {
-        if len == 0 {
-            return;
-        }
-        let last = addr.saturating_add(len - 1) / PAGE_BYTES;
-        for page in addr / PAGE_BYTES..=last {
-            match usize::try_from(page / 8) {
-                Ok(at) if at < self.bits.len() => self.bits.set_bits(at, 1 << (page % 8)),
-                _ => return,
+        let nr_pages = self.bits.len() as u64 * 8;
+        let (mut page, last) = (addr / PAGE_BYTES, addr.saturating_add(len.max(1) - 1) / PAGE_BYTES);
+        let end = if len == 0 { 0 } else { nr_pages.min(last.saturating_add(1)) };
+        while page < end {
+            // Inside the log, which is no longer than addresses are.
+            let at = usize::try_from(page / 8).unwrap_or(usize::MAX);
+            if page.is_multiple_of(64) && end - page >= 64 {
+                // All bits of a word, so there is nobody else's to keep. What a guest names may be gigabytes.
+                self.bits.store(at, u64::MAX);
+                page += 64;
+            } else {
+                self.bits.set_bits(at, 1 << (page % 8));
+                page += 1;
             }
         }
     }
@@ -64,6 +69,27 @@ mod tests {
         assert_eq!(marked(&[(0, 0), (8192, 0)]), 0);
         assert_eq!(marked(&[(7 * 4096 + 5, 8192)]), 0b11_1000_0000);
         assert_eq!(marked(&[(3 * 4096, 1), (20 * 4096, 1)]), 1 << 3 | 1 << 20);
+    }
+
+    /// Words at a time or not, the same pages.
+    #[test]
+    fn long_ranges_are_marked_from_their_first_page_to_their_last() {
+        for (first, nr) in [(0, 64), (1, 64), (63, 66), (64, 128), (60, 200), (0, 320), (5, 1000), (319, 9)] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(40).unwrap();
+            let log = DirtyLog::map(file.try_clone().unwrap(), 0, 40).unwrap();
+            log.mark(first * PAGE_BYTES + 7, (nr - 1) * PAGE_BYTES + 1);
+            let mut bits = [0; 40];
+            file.read_exact_at(&mut bits, 0).unwrap();
+            for page in 0..320 {
+                let is_marked = bits[page / 8] & 1 << (page % 8) != 0;
+                assert_eq!(
+                    is_marked,
+                    (first..first + nr).contains(&(page as u64)),
+                    "{page}: {nr} from {first}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -244,8 +244,15 @@ impl Vring {
         let Some(mut log) = self.log.take() else { return };
         // Of a chain that breaks rules, what can be read was acted upon as well.
         let _ = self.read_chain(map, head, &mut log.chain);
-        for descriptor in log.chain.iter().filter(|descriptor| descriptor.writable) {
-            log.log.mark(descriptor.addr.0, u64::from(descriptor.len));
+        // A guest may name the same memory in each: it is marked once.
+        log.chain.retain(|descriptor| descriptor.writable);
+        log.chain.sort_unstable_by_key(|descriptor| descriptor.addr);
+        let mut marked_to = 0;
+        for descriptor in &log.chain {
+            let end = descriptor.addr.0.saturating_add(descriptor.len.into());
+            let start = descriptor.addr.0.max(marked_to);
+            log.log.mark(start, end.saturating_sub(start));
+            marked_to = end.max(marked_to);
         }
         self.log = Some(log);
     }

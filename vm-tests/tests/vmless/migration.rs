@@ -7,9 +7,11 @@ use std::time::Duration;
 use polypath_vm_tests::faulty::{FaultyFs, Rule};
 use polypath_vm_tests::front_end::config::WRITEBACK_OFFSET;
 use polypath_vm_tests::front_end::dirty::{PAGE, pages};
-use polypath_vm_tests::front_end::request::header;
+use polypath_vm_tests::front_end::request::{UNTOUCHED, header};
 use polypath_vm_tests::front_end::verify::{Plan, Rng, Verifier};
-use polypath_vm_tests::front_end::{Chain, Cut, DirtyBits, Disk, Framing, OK, Op, Region, Segment, feature};
+use polypath_vm_tests::front_end::{
+    Chain, Cut, DirtyBits, Disk, Framing, IOERR, OK, Op, Region, Segment, feature,
+};
 use polypath_vm_tests::server::{Server, wait_until};
 
 use crate::common::{Image, MIB, SOON, filled, need};
@@ -168,6 +170,36 @@ fn f49_requests_from_before_the_log_are_marked() {
 }
 
 /// Memory that is plugged in while the log is kept, with a longer log for it.
+/// Marking costs what memory there is, not what a chain says: one that names all of it a thousand times would keep the worker,
+/// and the front-end that waits for it, for seconds each.
+#[test]
+fn f49_f20_chains_that_name_gigabytes_do_not_hold_up_the_move() {
+    let image = Image::filled(MIB);
+    let server = Server::polypath().path(&image.path).start().unwrap();
+    let mut disk = Disk::at(server.socket()).memory_bytes(4 << 30).open().unwrap();
+    let log = disk.start_logging().unwrap();
+    let memory = disk.memory.clone();
+    let (head, table) = (memory.alloc_with(&header(0, 0)), memory.alloc(16 << 10));
+    let status = memory.alloc_with(&[UNTOUCHED]);
+    let chain = (0..1000)
+        .fold(Chain::new().readable(head.addr, 16), |chain, _| chain.writable(0, u32::MAX - 511))
+        .writable(status.addr, 1)
+        .indirect(table.addr);
+    let queue = &mut disk.q().queue;
+    for _ in 0..queue.size() {
+        queue.stage(&chain).unwrap();
+    }
+    queue.publish();
+    queue.kick();
+    for _ in 0..queue.size() {
+        queue.wait(Duration::from_secs(60)).unwrap();
+    }
+    assert_eq!(status.bytes(), [IOERR]);
+    // All that the chains name, and the ring.
+    assert!(log.take().unwrap().len() > (4 << 30) / 4096);
+    disk.stop_logging().unwrap();
+}
+
 #[test]
 fn f49_regions_added_later_are_covered() {
     let image = Image::filled(4 * MIB);

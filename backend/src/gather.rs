@@ -3,6 +3,8 @@
 //! Segments that are aligned go to the kernel as they lie in guest memory, neighbours joined. The others, and only
 //! those, are bounced: from the first odd piece on until whole blocks are together again.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
 
 use crate::memory::{self, GuestMap};
@@ -30,7 +32,7 @@ impl Default for Alignment {
 
 /// Guest memory outside the regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a data segment lies outside guest memory")]
+#[error("a data segment lies outside guest memory, or is more than can be bounced")]
 pub struct OutsideMemory;
 
 /// A piece of guest data that goes through the bounce buffer.
@@ -51,6 +53,8 @@ pub struct Gather {
     buffer: Vec<u8>,
     /// Start of the aligned part of `buffer`.
     base: usize,
+    /// What of [`LARGE_BYTES`] the buffer is.
+    large_bytes: usize,
 }
 
 /// The strictest alignment of buffer addresses that can be kept everywhere, in bytes: that of the zeros which are written.
@@ -58,6 +62,29 @@ pub const MEM_ALIGN_BYTES_MAX: u32 = 4096;
 
 /// Largest bounce buffer that is kept for the next request.
 const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes that are in bounce buffers larger than those that are kept, of all workers.
+static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// From so many of them on no worker takes more requests than one at a time.
+const CROWDED_BYTES: usize = 256 << 20;
+
+/// Most of them. Firmware that reads a kernel to wherever it likes asks for 1 GiB at most in one request (EDK II does).
+const LARGE_BYTES_MAX: usize = (1 << 30) + CROWDED_BYTES;
+
+/// Most pieces of one request: what a chain has, cut at regions. More are no driver's, and cost memory that is kept.
+const PIECES_MAX: usize = 2048;
+
+/// Whether so much is bounced that new requests had better wait: a guest's buffers may be its whole memory many times over, and
+/// each bounced piece of a request is memory of the host's.
+pub fn is_crowded() -> bool {
+    LARGE_BYTES.load(Ordering::Relaxed) > CROWDED_BYTES
+}
+
+/// Most bytes that a new request may have bounced.
+pub fn room() -> usize {
+    LARGE_BYTES_MAX.saturating_sub(LARGE_BYTES.load(Ordering::Relaxed)).max(KEPT_BYTES_MAX)
+}
 
 /// One contiguous run of host memory.
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +116,17 @@ impl Gather {
         self.bounced.clear();
         if self.buffer.capacity() > KEPT_BYTES_MAX {
             self.buffer = Vec::new();
+            self.count();
+        }
+    }
+
+    /// Counts the buffer as large, if it is, and no more if it was.
+    fn count(&mut self) {
+        let capacity = self.buffer.capacity();
+        let large_bytes = if capacity > KEPT_BYTES_MAX { capacity } else { 0 };
+        let before = std::mem::replace(&mut self.large_bytes, large_bytes);
+        if before != large_bytes {
+            LARGE_BYTES.fetch_add(large_bytes.wrapping_sub(before), Ordering::Relaxed);
         }
     }
 
@@ -98,6 +136,17 @@ impl Gather {
         map: &GuestMap,
         segments: &[Segment],
         align: Alignment,
+    ) -> Result<(), OutsideMemory> {
+        self.map_within(map, segments, align, usize::MAX)
+    }
+
+    /// The same with at most so many bytes that are bounced.
+    pub fn map_within(
+        &mut self,
+        map: &GuestMap,
+        segments: &[Segment],
+        align: Alignment,
+        bounced_bytes_max: usize,
     ) -> Result<(), OutsideMemory> {
         self.clear();
         let mut all_aligned = true;
@@ -109,7 +158,7 @@ impl Gather {
         if all_aligned || self.iovecs.iter().all(|v| is_aligned_vec(v, align)) {
             return Ok(());
         }
-        self.bounce_odd_pieces(map, segments, align)
+        self.bounce_odd_pieces(map, segments, align, bounced_bytes_max)
     }
 
     fn bounce_odd_pieces(
@@ -117,6 +166,7 @@ impl Gather {
         map: &GuestMap,
         segments: &[Segment],
         align: Alignment,
+        bounced_bytes_max: usize,
     ) -> Result<(), OutsideMemory> {
         self.iovecs.clear();
         let place = |run: &mut usize, at: &mut usize, piece: &Piece| {
@@ -138,6 +188,9 @@ impl Gather {
                 self.bounced.push(Bounced { at: here, addr: piece.addr, len: piece.len });
             }
         })?;
+        if at > bounced_bytes_max {
+            return Err(OutsideMemory);
+        }
         self.reserve(at, align);
         let base = self.buffer.as_mut_ptr().wrapping_add(self.base);
         let (mut run, mut at) = (0, 0);
@@ -186,6 +239,7 @@ impl Gather {
         let align = align.mem_bytes.max(16);
         self.buffer.resize(len + align, 0);
         self.base = self.buffer.as_ptr().align_offset(align);
+        self.count();
     }
 
     /// Before a write: guest data into the bounce buffer.
@@ -204,6 +258,13 @@ impl Gather {
             map.write_slice(part.ok_or(OutsideMemory)?, piece.addr).map_err(|_| OutsideMemory)?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        self.buffer = Vec::new();
+        self.count();
     }
 }
 
@@ -233,17 +294,23 @@ fn for_each_piece(
     segments: &[Segment],
     mut each: impl FnMut(Piece),
 ) -> Result<(), OutsideMemory> {
+    let mut nr_left = PIECES_MAX;
+    let mut each = |piece| -> Result<(), OutsideMemory> {
+        nr_left = nr_left.checked_sub(1).ok_or(OutsideMemory)?;
+        each(piece);
+        Ok(())
+    };
     for segment in segments {
         let mut addr = segment.addr;
         let len = usize::try_from(segment.len).map_err(|_| OutsideMemory)?;
         if let Some(slice) = memory::slice(map, addr, len) {
-            each(Piece { ptr: slice.ptr_guard_mut().as_ptr(), addr, len });
+            each(Piece { ptr: slice.ptr_guard_mut().as_ptr(), addr, len })?;
             continue;
         }
         // A segment may cross from one region into the next.
         for slice in map.get_slices(addr, len) {
             let slice = slice.map_err(|_| OutsideMemory)?;
-            each(Piece { ptr: slice.ptr_guard_mut().as_ptr(), addr, len: slice.len() });
+            each(Piece { ptr: slice.ptr_guard_mut().as_ptr(), addr, len: slice.len() })?;
             addr = GuestAddress(addr.0.checked_add(slice.len() as u64).ok_or(OutsideMemory)?);
         }
     }

@@ -334,3 +334,22 @@ proptest! {
         prop_assert!(contents(&map) == expected);
     }
 }
+
+/// A guest names the same memory as often as it likes; what that takes of the host's is bounded.
+#[test]
+fn f62_no_more_is_bounced_than_is_allowed_and_pieces_are_counted() {
+    let map = memory();
+    let mut gather = Gather::default();
+    let odd = [segment(1, MEMORY_BYTES / 2); 8];
+    let bytes = odd.len() * REGION_BYTES;
+    assert_eq!(gather.map_within(&map, &odd, PAGE, bytes - 1), Err(OutsideMemory));
+    assert_eq!(gather.large_bytes, 0);
+    gather.map_within(&map, &odd, PAGE, bytes).unwrap();
+    assert!(gather.large_bytes >= bytes && room() <= LARGE_BYTES_MAX - bytes);
+    // What is in place is not counted.
+    gather.map_within(&map, &[segment(4096, 8192)], PAGE, 0).unwrap();
+    assert_eq!(gather.large_bytes, 0);
+    let many = |nr| vec![segment(4096, 512); nr];
+    assert_eq!(gather.map(&map, &many(PIECES_MAX), PAGE), Ok(()));
+    assert_eq!(gather.map(&map, &many(PIECES_MAX + 1), PAGE), Err(OutsideMemory));
+}

@@ -10,7 +10,7 @@ use polypath_paths::failover::Work;
 use polypath_paths::{Coverage, Path};
 use polypath_selector::Ticket;
 
-use crate::gather::{Alignment, Gather, IoVec, OutsideMemory};
+use crate::gather::{self, Alignment, Gather, IoVec, OutsideMemory};
 use crate::lane::{Lane, Snapshot, View};
 use crate::memory::MapLease;
 use crate::merge::RunId;
@@ -164,6 +164,7 @@ impl Transfer {
             block_bytes: limits.logical_block_bytes as usize,
         };
         self.align = align;
+        let room = gather::room();
         match operation {
             Operation::Read { offset } => {
                 let block = u64::from(limits.logical_block_bytes);
@@ -171,15 +172,18 @@ impl Transfer {
                 let whole = (skip + data_len).next_multiple_of(block);
                 (self.offset, self.len) = (offset - skip, whole);
                 if whole == data_len {
-                    self.gather.map(map.map(), &self.buffers.segments, align)?;
+                    self.gather.map_within(map.map(), &self.buffers.segments, align, room)?;
                 } else {
                     let (skip, whole) = (to_usize(skip)?, to_usize(whole)?);
+                    if whole > room {
+                        return Err(OutsideMemory);
+                    }
                     self.gather.surround(map.map(), &self.buffers.segments, skip, whole, align)?;
                 }
             }
             Operation::Write { offset } => {
                 (self.offset, self.len) = (offset, data_len);
-                self.gather.map(map.map(), &self.buffers.segments, align)?;
+                self.gather.map_within(map.map(), &self.buffers.segments, align, room)?;
                 if self.gather.is_bounced() {
                     self.gather.copy_in(map.map())?;
                 }

@@ -33,7 +33,7 @@ use crate::disk::Disk;
 use crate::dispatch::Dispatcher;
 use crate::engine::{Engine, Event, Wanted};
 use crate::fence::Fence;
-use crate::gather::IoVec;
+use crate::gather::{self, IoVec};
 use crate::memory::MapLease;
 use crate::merge::MergeQueue;
 use crate::notifier::Notifier;
@@ -352,6 +352,12 @@ impl<E: Engine> Worker<E> {
             && !self.stopping
             && !self.vring.is_broken()
             && self.config.disk.gate().is_open()
+            && !self.is_crowded()
+    }
+
+    /// Whether what is under way is to end before more is taken: it is bounced, and too much is.
+    fn is_crowded(&self) -> bool {
+        gather::is_crowded() && self.engine.nr_in_flight() + self.nr_waiting() != 0
     }
 
     /// Does everything that can be done now.

@@ -47,6 +47,9 @@ impl<E: Engine> Worker<E> {
     /// Takes what is available, at most a ring's worth.
     pub(super) fn take_requests(&mut self) {
         for nr_taken in 0..self.vring.size() {
+            if self.is_crowded() {
+                return;
+            }
             match self.vring.pop(self.map.map()) {
                 Pop::Empty => return,
                 Pop::Head(head) => {

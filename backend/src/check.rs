@@ -15,11 +15,11 @@ use crate::engine::UringEngine;
 use crate::setup;
 use crate::vring::RING_SIZE_MAX;
 
-/// Descriptors that clients, paths and the program itself need beside those of the queues.
-const NR_FDS_BASE: u64 = 512;
+/// Descriptors that clients, paths, regions of memory and the program itself need beside those of the queues.
+const NR_FDS_BASE: u64 = 1024;
 
-/// Descriptors of a queue: kick, call, error, ring, wake.
-const NR_FDS_QUEUE: u64 = 6;
+/// Descriptors of a queue: kick, call and error, each for the session and for the worker, three for the wake, the ring.
+const NR_FDS_QUEUE: u64 = 10;
 
 /// Memory of a queue's ring, which counts as locked for plain users on some kernels (Linux 6.18 does it).
 const RING_BYTES: u64 = 128 << 10;
@@ -311,12 +311,13 @@ fn host(options: &Options, findings: &mut Findings) {
         _ => findings.add(Weight::Ok, "memlock", format!("{} bytes may be locked, {rings} at most are needed", shown(memlock))),
     }
     let needed = NR_FDS_BASE + NR_FDS_QUEUE * u64::from(options.num_queues);
-    let nofile = getrlimit(Resource::Nofile).current;
+    // The soft limit is raised at the start.
+    let nofile = getrlimit(Resource::Nofile).maximum;
     match nofile {
         Some(limit) if limit < needed => findings.add(
             Weight::Warning,
             "nofile",
-            format!("{limit} descriptors are allowed; {needed} may be needed: ulimit -n, or LimitNOFILE= in the unit"),
+            format!("{limit} descriptors are allowed; {needed} may be needed: ulimit -Hn, or LimitNOFILE= in the unit"),
         ),
         _ => findings.add(Weight::Ok, "nofile", format!("{} descriptors are allowed, {needed} at most are needed", shown(nofile))),
     }

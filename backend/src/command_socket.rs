@@ -139,7 +139,7 @@ impl CommandSocket {
 
     /// Takes new clients in.
     pub(crate) fn accept(&mut self, ops: &mut EventOps<'_>) {
-        while let Ok((mut stream, _)) = self.listener.socket().accept() {
+        while let Some(mut stream) = Listener::accept(self.listener.socket(), "client") {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }

@@ -13,6 +13,7 @@ use anyhow::{Context as _, anyhow, bail};
 use event_manager::{EventManager, MutEventSubscriber, SubscriberOps as _};
 use polypath_paths::CheckerConfig;
 use polypath_paths::text::TableSpec;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::{Options, Sandbox};
 use crate::clock;
@@ -36,12 +37,16 @@ use teller::Teller;
 /// service manager either (systemd kills after 90 s).
 const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Descriptors that are more than enough for all queues, paths, regions and clients.
+const NR_DESCRIPTORS: u64 = 1 << 16;
+
 /// Makes the disk and serves it until a signal says stop.
 pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Result<ExitCode> {
     let helper = match options.sandbox {
         Sandbox::Off => None,
         Sandbox::On | Sandbox::Strict => Some(helper::start(launch.clone(), options.event_command.clone())?),
     };
+    raise_descriptor_limit();
     let bell = Bell::new().context("eventfd")?;
     let disk = {
         let bell = bell.clone();
@@ -126,6 +131,18 @@ pub fn serve(launch: Launch, options: Options, spec: TableSpec) -> anyhow::Resul
     remove_sockets();
     log::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Raises the number of descriptors that may be open, which by default (1024) is that of programs that use select(2): many
+/// queues, each with a ring and eventfds, and memory in many regions need more. The helper, and what it runs, keep theirs.
+fn raise_descriptor_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = maximum.unwrap_or(NR_DESCRIPTORS).min(NR_DESCRIPTORS);
+    if current.is_some_and(|current| current < raised)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum })
+    {
+        log::warn!("the limit on descriptors stays as it is: error={error}");
+    }
 }
 
 /// What the helper may open for this process.

@@ -15,13 +15,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, flock, fstatfs};
+use rustix::fs::{FlockOperation, fcntl_get_seals, flock};
 use rustix::io::Errno;
 
 use crate::helper;
-
-/// File systems in memory (`TMPFS_MAGIC`, `HUGETLBFS_MAGIC`, linux/magic.h): looking for a lock there never blocks.
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// Why an area cannot carry a lock.
 #[derive(Debug, thiserror::Error)]
@@ -34,14 +31,15 @@ pub enum FenceError {
     File(#[from] std::io::Error),
 }
 
-fn is_in_memory(area: &File) -> Result<bool, FenceError> {
-    let kind = fstatfs(area).map_err(std::io::Error::from)?.f_type;
-    Ok(u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)))
+/// Whether it is a file of tmpfs or hugetlbfs: neither opening nor locking that waits for anybody. Only those have seals
+/// (fcntl(2)), and asking for them asks no file system; a FIFO there has none, and opening that would wait for a writer.
+fn is_in_memory(area: &File) -> bool {
+    fcntl_get_seals(area).is_ok()
 }
 
 /// An open file of its own for an area, for reading.
 pub(crate) fn open_anew(area: &File) -> Result<File, FenceError> {
-    if !is_in_memory(area)? {
+    if !is_in_memory(area) {
         return Err(FenceError::NotInMemory);
     }
     Ok(File::open(format!("/proc/self/fd/{}", area.as_raw_fd()))?)
@@ -62,7 +60,7 @@ impl Fence {
     pub fn over(area: &File) -> Result<Arc<Self>, FenceError> {
         let file = match helper::client() {
             // The same, done by who may open files.
-            Some(helper) if is_in_memory(area)? => helper.reopen(area)?,
+            Some(helper) if is_in_memory(area) => helper.reopen(area)?,
             _ => open_anew(area)?,
         };
         let metadata = file.metadata()?;
@@ -150,6 +148,10 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    use rustix::fs::{CWD, FileType, Mode};
+
     use super::*;
     use crate::inflight;
 
@@ -196,5 +198,15 @@ mod tests {
         assert!(fence.is_over(&one) && !fence.is_over(&two));
         let on_proc = File::open("/proc/self/status").unwrap();
         assert!(matches!(Fence::over(&on_proc), Err(FenceError::NotInMemory)));
+    }
+
+    /// To open it again would wait for who writes to it.
+    #[test]
+    fn a_fifo_is_refused_wherever_it_lies() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let name = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &name, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let fifo = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&name).unwrap();
+        assert!(matches!(Fence::over(&fifo), Err(FenceError::NotInMemory)));
     }
 }

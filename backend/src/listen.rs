@@ -6,16 +6,27 @@ use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::umask;
+
+use crate::clock;
+use crate::logging::LineLimit;
 
 /// First descriptor that systemd passes (sd_listen_fds(3)).
 const LISTEN_FDS_START: RawFd = 3;
 
 /// Longest socket path: `sun_path` with its terminating 0.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// How long the control loop waits when a connection cannot be accepted: while no descriptor is left, it would be told of
+/// that connection again and again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// Lines about that, of all listening sockets together.
+static LINES: LineLimit = LineLimit::new();
 
 /// A listening socket. Its file, if we made one, is removed at the end.
 #[derive(Debug)]
@@ -142,6 +153,24 @@ impl Listener {
     /// The socket.
     pub fn socket(&self) -> &UnixListener {
         &self.socket
+    }
+
+    /// The next connection of a socket that does not block; None if there is none, or none can be had now.
+    pub fn accept(socket: &UnixListener, what: &str) -> Option<UnixStream> {
+        loop {
+            match socket.accept() {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    if LINES.allows(clock::now_ns()) {
+                        log::warn!("cannot accept a {what}: {error}");
+                    }
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    return None;
+                }
+            }
+        }
     }
 
     /// Leaves the removing of its file, if it has one, to somebody else.

@@ -1,10 +1,13 @@
 //! The log on stderr: for people with time and level, for the journal with the priority that it reads off each line.
 
-use std::io::Write as _;
+use std::io::{self, IsTerminal as _, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Mutex, PoisonError};
 
+use env_logger::{Target, WriteStyle};
 use log::{Level, LevelFilter};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::stdio::stderr;
 
 use crate::cli;
 
@@ -15,9 +18,61 @@ pub fn start(level: cli::Level) {
     if is_journal() {
         builder.format(|out, record| writeln!(out, "<{}>{}", priority(record.level()), record.args()));
     }
+    if io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        builder.write_style(WriteStyle::Always);
+    }
+    builder.target(Target::Pipe(Box::new(Stderr { is_journal: is_journal(), nr_lost: 0 })));
     builder.init();
     if std::env::var_os("POLYPATH_LOG").is_none() {
         log::set_max_level(level.filter());
+    }
+}
+
+/// How long a line waits for room, in ns, if the one before it had some.
+const PATIENCE_NS: i64 = 100_000_000;
+
+/// What a pipe that has room takes at once (`PIPE_BUF`), in bytes.
+const PART_BYTES: usize = 4096;
+
+/// stderr, for as long as it takes what is written. Who reads it may have stopped (a pipe that is full, a terminal that is held),
+/// and nobody here waits for that: neither a worker that reports a path nor who is told to stop. What is left out is
+/// counted, and said when there is room again.
+#[derive(Debug)]
+struct Stderr {
+    is_journal: bool,
+    nr_lost: u64,
+}
+
+fn put(part: &[u8]) {
+    // Whoever cannot log cannot say so either.
+    let _ = rustix::io::retry_on_intr(|| rustix::io::write(stderr(), part));
+}
+
+/// Whether stderr takes something, now or within so many ns. May be called in a handler of signals.
+pub(crate) fn has_room(within_ns: i64) -> bool {
+    let within = Timespec { tv_sec: 0, tv_nsec: within_ns };
+    poll(&mut [PollFd::from_borrowed_fd(stderr(), PollFlags::OUT)], Some(&within)) == Ok(1)
+}
+
+impl Write for Stderr {
+    /// Takes one line. (The logger gives each as a whole.)
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let patience_ns = if self.nr_lost == 0 { PATIENCE_NS } else { 0 };
+        if !has_room(patience_ns) {
+            self.nr_lost = self.nr_lost.saturating_add(1);
+            return Ok(line.len());
+        }
+        if self.nr_lost != 0 {
+            let (prefix, nr) = (if self.is_journal { "<4>" } else { "" }, std::mem::take(&mut self.nr_lost));
+            put(format!("{prefix}polypath: lines of the log left out, since nobody read them: {nr}\n")
+                .as_bytes());
+        }
+        line.chunks(PART_BYTES).take_while(|_| has_room(PATIENCE_NS)).for_each(put);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -49,7 +49,9 @@ extern "C" fn memory_is_gone(_signal: libc::c_int, _info: *mut libc::siginfo_t, 
     const WORD: &[u8] =
         b"polypath: memory that the front-end shares is gone (SIGBUS): its file was cut short, or its \
         huge pages or memory are used up; ending\n";
-    // Only what may be called in a signal handler: a write, and the end.
-    let _ = rustix::io::write(rustix::stdio::stderr(), WORD);
+    // Only what may be called in a signal handler: a look, a write, and the end.
+    if crate::logging::has_room(0) {
+        let _ = rustix::io::write(rustix::stdio::stderr(), WORD);
+    }
     std::process::abort();
 }

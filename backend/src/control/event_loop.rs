@@ -17,6 +17,7 @@ use crate::command::Context;
 use crate::command_socket::CommandSocket;
 use crate::disk::Disk;
 use crate::events::What;
+use crate::listen::Listener;
 use crate::monitor::{Monitor, Outcome};
 use crate::running::{RELOAD_TOKEN, Running};
 use crate::sandbox::{self, Kind};
@@ -167,16 +168,8 @@ impl Control {
     }
 
     fn accept(&mut self) {
-        loop {
-            match self.listener.accept() {
-                Ok((stream, _)) => self.connected(stream),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    log::warn!("cannot accept a front-end: {error}");
-                    return;
-                }
-            }
+        while let Some(stream) = Listener::accept(&self.listener, "front-end") {
+            self.connected(stream);
         }
     }
 

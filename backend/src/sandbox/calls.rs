@@ -41,6 +41,8 @@ pub(super) const EVERY: &[c_long] = &[
     SYS_fstat,
     SYS_newfstatat,
     SYS_statx,
+    // Whether the log has room.
+    SYS_ppoll,
 ];
 
 /// A worker: its ring, and files in memory, which it reads and writes itself.
@@ -55,8 +57,6 @@ pub(super) const WORKER: &[c_long] = &[
     SYS_fallocate,
     // The last one to let go of the in-flight area's lock.
     SYS_flock,
-    // Whether the front-end's eventfd has room.
-    SYS_ppoll,
 ];
 
 /// A session: the front-end's messages, its memory, and beginning workers.
@@ -65,7 +65,6 @@ pub(super) const SESSION: &[c_long] = &[
     SYS_recvfrom,
     SYS_sendmsg,
     SYS_fcntl,
-    SYS_fstatfs,
     SYS_lseek,
     SYS_ftruncate,
     SYS_memfd_create,
@@ -73,7 +72,6 @@ pub(super) const SESSION: &[c_long] = &[
     SYS_socketpair,
     SYS_getsockopt,
     SYS_shutdown,
-    SYS_ppoll,
     SYS_io_uring_setup,
     SYS_sched_setaffinity,
 ];
@@ -100,11 +98,11 @@ pub(super) const CONTROL: &[c_long] = &[
     SYS_getpeername,
 ];
 
-/// Names that a processor has beside those above.
+/// Names that a processor has beside those above: of the control loop's, and of every thread's.
 #[cfg(target_arch = "x86_64")]
-pub(super) const WAITS: &[c_long] = &[SYS_epoll_wait, SYS_poll];
+pub(super) const WAITS: [&[c_long]; 2] = [&[SYS_epoll_wait], &[SYS_poll]];
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const WAITS: &[c_long] = &[];
+pub(super) const WAITS: [&[c_long]; 2] = [&[], &[]];
 
 /// Opening and looking at files by name: forbidden, but not worth the end of the process. The libraries do it on their own
 /// (a backtrace, the time zone, the number of processors) and get along without.

@@ -58,7 +58,9 @@ extern "C" fn on_violation(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
     );
     // SAFETY: the bytes are the line's. Then the signal comes once more, and ends the process.
     unsafe {
-        libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len);
+        if crate::logging::has_room(0) {
+            libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len);
+        }
         libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::syscall(libc::SYS_gettid), libc::SIGSYS);
     }
 }

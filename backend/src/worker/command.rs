@@ -49,7 +49,8 @@ impl WorkerHandle {
     /// Starts a worker of its own thread and ring.
     pub fn spawn(config: WorkerConfig) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let workers_end = wake.try_clone()?;
+        // All that may be refused comes before the thread: one that runs and belongs to nobody would serve the ring for ever.
+        let (workers_end, wakers_end) = (wake.try_clone()?, wake.try_clone()?);
         let (commands, receiver) = mpsc::channel();
         let (ready, started) = mpsc::channel();
         let nr_slots = u32::from(config.vring.size());
@@ -90,7 +91,7 @@ impl WorkerHandle {
         })?;
         match started.recv() {
             Ok(Ok(())) => {
-                disk.wakers().add(index, wake.try_clone()?);
+                disk.wakers().add(index, wakers_end);
                 // What it was to be woken for may have come before it could be.
                 let _ = rustix::io::write(&wake, &1u64.to_ne_bytes());
                 Ok(Self { commands, wake, thread, index, disk })

@@ -49,6 +49,7 @@ mod resize;
 mod retry;
 mod rig;
 mod sandbox;
+mod scarce;
 mod soak;
 mod sqpoll;
 mod stop;

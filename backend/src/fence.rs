@@ -128,6 +128,8 @@ impl Gate {
         let is_held = fence.try_lock();
         if !is_held {
             let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+            // One for each area, however often it is given: each has a descriptor.
+            awaited.retain(|known| known.id != fence.id);
             awaited.push(Arc::clone(fence));
             self.nr_awaited.store(awaited.len(), Ordering::Release);
         }
@@ -188,6 +190,20 @@ mod tests {
         assert!(gate.pass(&Fence::over(&other).unwrap()), "another area has another lock");
         assert_eq!(gate.look(), Look::Shut);
         drop(old);
+        assert_eq!(gate.look(), Look::Opened);
+    }
+
+    #[test]
+    fn f45_an_area_that_is_given_again_and_again_is_awaited_once() {
+        let (one, two) = (area(), area());
+        let gate = Gate::default();
+        let others = [Fence::over(&one).unwrap(), Fence::over(&two).unwrap()];
+        assert!(others.iter().all(|fence| gate.pass(fence)));
+        for _ in 0..8 {
+            assert!(!gate.pass(&Fence::over(&one).unwrap()) && !gate.pass(&Fence::over(&two).unwrap()));
+        }
+        assert_eq!(gate.awaited.lock().unwrap().len(), 2);
+        drop(others);
         assert_eq!(gate.look(), Look::Opened);
     }
 

@@ -125,7 +125,12 @@ impl World {
             ([], _) => assert_eq!(step, Step::Sync, "a flush"),
             ([_], _) => {}
             ([first, ..], Step::Write { offset, len }) if plan(first).what == What::Zeroes => {
-                self.check_run(heads, Step::Allocate { offset, len, is_punch: false });
+                // Of the whole, or what a short write has left of it.
+                let block = self.profile.align.block_bytes as u64;
+                let start = plan(first).only_range(block).map_or(offset, |range| range.start);
+                assert!(start <= offset, "zeros at {offset} for what begins at {start}");
+                let len = offset + len - start;
+                self.check_run(heads, Step::Allocate { offset: start, len, is_punch: false });
             }
             ([first, .., last], Step::Read { offset, len } | Step::Write { offset, len }) => {
                 assert!(heads.windows(2).all(|pair| {

@@ -26,21 +26,56 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> impl Iterator<Item =
     text.split(before).skip(1).filter_map(move |rest| rest.split(after).next())
 }
 
+/// A heading as a link names it: small letters, hyphens for spaces, and of other signs none but these.
+fn anchor(heading: &str) -> String {
+    let is_kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+    let name: String = heading.trim_matches(['#', ' ']).chars().filter(is_kept).collect();
+    name.to_lowercase().replace(' ', "-")
+}
+
+/// Whether a document at `path` has a heading of this name.
+fn has_heading(path: &Path, name: &str) -> bool {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter(|line| line.starts_with('#')).any(|line| anchor(line) == name)
+}
+
+/// Every document of the project, by the folders that have some.
+fn documents() -> Vec<PathBuf> {
+    let mut folders = vec![root(), root().join("vm-tests"), root().join("docs")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() && folder.starts_with(root().join("docs")) {
+                folders.push(entry);
+            } else if entry.extension().is_some_and(|extension| extension == "md") {
+                found.push(entry);
+            }
+        }
+    }
+    found
+}
+
 #[test]
-fn the_first_two_screens_of_the_readme_and_where_it_leads() {
+fn every_link_leads_to_a_file_and_to_a_heading() {
+    let documents = documents();
+    assert!(documents.len() > 5, "{documents:?}");
+    for document in documents {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for link in between(&text, "](", ")").filter(|link| !link.starts_with("http")) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if file.is_empty() { document.clone() } else { document.parent().unwrap().join(file) };
+            let leads = target.exists() && (heading.is_empty() || has_heading(&target, heading));
+            assert!(leads, "{} leads to {link}", document.display());
+        }
+    }
+}
+
+#[test]
+fn the_first_two_screens_of_the_readme() {
     let readme = text("README.md");
     let first = readme.lines().position(|line| line == "# Details").expect("a heading for the details");
     assert!(first <= FIRST_LINES_MAX, "{first} lines before the details");
-    for link in between(&readme, "](", ")").filter(|link| !link.starts_with(['#', 'h'])) {
-        assert!(root().join(link).exists(), "README.md leads to {link}");
-    }
-    for heading in between(&readme, "](#", ")") {
-        let is_it = |line: &str| {
-            line.starts_with('#')
-                && line.trim_start_matches(['#', ' ']).to_lowercase().replace(' ', "-") == heading
-        };
-        assert!(readme.lines().any(is_it), "README.md leads to #{heading}");
-    }
     for script in ["vm-tests/demo", "vm-tests/run", "vm-tests/bench", "vm-tests/record"] {
         assert!(readme.contains(script) && root().join(script).exists(), "{script}");
     }

@@ -141,9 +141,14 @@ impl Checker {
     /// The operator wants the path back: it is, as soon as a probe that begins now succeeds.
     pub fn reinstate_by_operator(&mut self, now_ns: u64) {
         (self.operator_failed, self.not_before_ns) = (false, now_ns);
+        self.forget_failures();
+        self.probe_soon(now_ns, self.config.failed_interval_ms.0);
+    }
+
+    /// The operator takes the path for a good one: how often it failed before counts no more.
+    pub fn forget_failures(&mut self) {
         self.failures_ns.clear();
         (self.hold_until_ns, self.hold_ms) = (0, 0);
-        self.probe_soon(now_ns, self.config.failed_interval_ms.0);
     }
 
     fn probe_soon(&mut self, now_ns: u64, interval_ms: u64) {
@@ -331,6 +336,22 @@ mod tests {
         now += 200 * S;
         c.failed(now);
         assert_eq!(probe(&mut c, now, true), CheckerVerdict::Reinstate, "forgotten after a quiet time");
+    }
+
+    #[test]
+    fn f37_what_the_operator_takes_for_good_has_a_clean_record() {
+        let mut c = checker();
+        for now in [1, 2, 3, 4] {
+            c.failed(now);
+            // Back before its time, since it is the last one.
+            c.begin(now);
+            assert_eq!(c.end(now, true, true), CheckerVerdict::Reinstate);
+            c.reinstated(now);
+        }
+        c.forget_failures();
+        c.failed(5);
+        assert_eq!(c.quarantined_until_ns(5), None);
+        assert_eq!(probe(&mut c, 5, true), CheckerVerdict::Reinstate);
     }
 
     #[test]

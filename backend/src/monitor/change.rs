@@ -60,6 +60,7 @@ impl Monitor {
         let name = &*self.known(name)?;
         let watched = self.watched.get_mut(name).context("the path is gone")?;
         if table.paths().iter().any(|p| p.name() == name && p.is_active()) {
+            watched.checker.forget_failures();
             return Ok(());
         }
         watched.checker.reinstate_by_operator(now_ns);

@@ -3,13 +3,13 @@
 mod table;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::storage::{NAMES, SOON, Storage};
-use crate::control::{Control, Status};
+use crate::control::Control;
 use crate::faulty::{FaultyFs, Kind, Rule};
 use crate::front_end::verify::Rng;
 use crate::server::wait_until;
@@ -243,8 +243,16 @@ impl Events {
             // Quarantine and the operator's word are forgotten.
             control.run(&format!("reinstate_path {dev}"))?;
         }
-        let is_well = |status: &Status| status.nr_active() == NAMES.len() && status.nr_held() == 0;
-        wait_until("all paths to be well", SOON, || control.json().is_ok_and(|status| is_well(&status)))
-            .with_context(|| format!("{:?}", control.json().map(|status| status.0.to_string())))
+        let devs = NAMES.map(|name| storage.dev(name));
+        wait_until("all paths to be well", SOON, || {
+            let Ok(status) = control.json() else { return false };
+            // An error of before that came late on a slow path may have put it there again.
+            for dev in devs.iter().filter(|dev| !status.path(Path::new(dev))["quarantine_left_ms"].is_null())
+            {
+                let _ = control.run(&format!("reinstate_path {dev}"));
+            }
+            status.nr_active() == NAMES.len() && status.nr_held() == 0
+        })
+        .with_context(|| format!("{:?}", control.json().map(|status| status.0.to_string())))
     }
 }

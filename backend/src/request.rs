@@ -10,7 +10,7 @@ use virtio_bindings::virtio_blk::{
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
-use crate::memory::{GuestAccess as _, GuestMap};
+use crate::memory::{self, GuestAccess as _, GuestMap};
 use crate::vring::Descriptor;
 
 /// The unit of sector numbers, in bytes, whatever the block size.
@@ -319,30 +319,40 @@ struct Streams<'a> {
     writable: &'a [Descriptor],
     readable_len: u64,
     writable_len: u64,
+    /// The last writable descriptor that is not empty.
+    last: Option<&'a Descriptor>,
     /// Whether no readable descriptor comes after a writable one.
     in_order: bool,
 }
 
 impl<'a> Streams<'a> {
     fn split(chain: &'a [Descriptor]) -> Self {
-        let nr_readable = chain.iter().position(|d| d.writable).unwrap_or(chain.len());
-        let (readable, writable) = chain.split_at(nr_readable);
-        let sum = |part: &[Descriptor]| part.iter().map(|d| u64::from(d.len)).sum();
-        Self {
-            readable_len: sum(readable),
-            writable_len: sum(writable),
-            in_order: writable.iter().all(|d| d.writable),
-            readable,
-            writable,
+        let mut nr_readable = 0;
+        let (mut readable_len, mut writable_len) = (0, 0);
+        let (mut last, mut in_order) = (None, true);
+        for (index, descriptor) in chain.iter().enumerate() {
+            let len = u64::from(descriptor.len);
+            if descriptor.writable {
+                writable_len += len;
+                if len != 0 {
+                    last = Some(descriptor);
+                }
+            } else {
+                readable_len += len;
+                in_order &= nr_readable == index;
+                nr_readable += 1;
+            }
         }
+        // Out of order, the streams are not looked at.
+        let (readable, writable) = chain.split_at(nr_readable);
+        Self { readable, writable, readable_len, writable_len, last, in_order }
     }
 
     /// The last writable byte, if it lies in guest memory.
     fn status_addr(&self, map: &GuestMap) -> Option<GuestAddress> {
-        use vm_memory::GuestMemoryBackend as _;
-        let last = self.writable.iter().rev().find(|d| d.writable && d.len != 0)?;
+        let last = self.last?;
         let addr = GuestAddress(last.addr.0.checked_add(u64::from(last.len) - 1)?);
-        map.address_in_range(addr).then_some(addr)
+        memory::slice(map, addr, 1).map(|_| addr)
     }
 }
 

@@ -4,20 +4,23 @@
 //! answers at a time, a broken chain is told apart from a short one, notifications are suppressed without EVENT_IDX as well, and
 //! a guest that breaks the ring costs one log line. Everything is read from guest memory once, then checked, then used.
 
+mod ahead;
+
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
     VRING_USED_F_NO_NOTIFY,
 };
-use vm_memory::{ByteValued, GuestAddress};
+use vm_memory::{ByteValued, GuestAddress, VolatileMemory as _};
 
 use std::sync::Arc;
 
 use crate::crash;
 use crate::dirty_log::DirtyLog;
 use crate::inflight::{Garbage, InflightQueue};
-use crate::memory::{GuestAccess as _, GuestMap};
+use crate::memory::{GuestAccess as _, GuestMap, slice};
+use ahead::Ahead;
 
 /// Most entries of a ring (`VIRTQUEUE_MAX_SIZE` in QEMU, and what Linux asks for at most).
 pub const RING_SIZE_MAX: u16 = 1024;
@@ -38,6 +41,18 @@ struct RawDescriptor {
     len: u32,
     flags: u16,
     next: u16,
+}
+
+impl RawDescriptor {
+    fn is_indirect(&self) -> bool {
+        u32::from(u16::from_le(self.flags)) & VRING_DESC_F_INDIRECT != 0
+    }
+
+    /// The descriptor that follows in the same table, if one does.
+    fn next(&self) -> Option<u16> {
+        let has_next = u32::from(u16::from_le(self.flags)) & VRING_DESC_F_NEXT != 0;
+        has_next.then(|| u16::from_le(self.next))
+    }
 }
 
 // SAFETY: plain integers in C layout without padding; every bit pattern is a value.
@@ -322,6 +337,9 @@ impl Vring {
             return false;
         }
         self.avail_seen = index;
+        if let Some(ahead) = Ahead::new(map, self.size, &self.at) {
+            ahead.begin(self.next_avail, index.wrapping_sub(self.next_avail));
+        }
         index != self.next_avail
     }
 
@@ -350,6 +368,9 @@ impl Vring {
             return Pop::Broken;
         };
         self.next_avail = self.next_avail.wrapping_add(1);
+        if let Some(ahead) = Ahead::new(map, self.size, &self.at) {
+            ahead.go_on(self.next_avail, self.avail_seen.wrapping_sub(self.next_avail));
+        }
         if !self.mark(head, true) {
             return Pop::BadHead(head);
         }
@@ -369,6 +390,9 @@ impl Vring {
     ) -> Result<(), ChainError> {
         chain.clear();
         let (mut table, mut table_len) = (self.at.descriptors, u32::from(self.size));
+        // Looked up once where the table lies in one region, as nearly all do.
+        let whole = |table: GuestAddress, table_len: u32| slice(map, table, 16 * table_len as usize);
+        let mut found = whole(table, table_len);
         let mut in_indirect = false;
         let mut nr_left = u32::from(self.size);
         let mut index = u32::from(head);
@@ -377,8 +401,13 @@ impl Vring {
                 return Err(ChainError::Index);
             }
             nr_left = nr_left.checked_sub(1).ok_or(ChainError::Loop)?;
-            let at = table.0.checked_add(16 * u64::from(index)).ok_or(ChainError::Memory)?;
-            let raw: RawDescriptor = map.read_at(GuestAddress(at)).ok_or(ChainError::Memory)?;
+            let raw: RawDescriptor = match &found {
+                Some(found) => found.get_ref(16 * index as usize).map_err(|_| ChainError::Memory)?.load(),
+                None => {
+                    let at = table.0.checked_add(16 * u64::from(index)).ok_or(ChainError::Memory)?;
+                    map.read_at(GuestAddress(at)).ok_or(ChainError::Memory)?
+                }
+            };
             let flags = u32::from(u16::from_le(raw.flags));
             let (addr, len) = (GuestAddress(u64::from_le(raw.addr)), u32::from_le(raw.len));
             if flags & VRING_DESC_F_INDIRECT != 0 {
@@ -388,6 +417,7 @@ impl Vring {
                 }
                 in_indirect = true;
                 (table, table_len, index) = (addr, len / 16, 0);
+                found = whole(table, table_len);
                 nr_left = CHAIN_LEN_MAX - (u32::from(self.size) - nr_left);
                 continue;
             }

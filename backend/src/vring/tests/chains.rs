@@ -221,3 +221,60 @@ proptest! {
         prop_assert!(chain.len() <= CHAIN_LEN_MAX as usize);
     }
 }
+
+/// Rings and indirect tables may lie across regions, or not in memory as a whole.
+#[test]
+fn f45_tables_across_regions_are_read_as_others_are() {
+    let half = MEMORY_BYTES / 2;
+    let regions = [(GuestAddress(0), half), (GuestAddress(half as u64), half)];
+    let map = Arc::new(GuestMap::from_ranges(&regions).unwrap());
+    let base = half as u64 - 16 * 2;
+    let guest = RawRing::new(&map, SIZE, base);
+    let device = Vring::new(&map, SIZE, guest.at(), 0, true, true).unwrap();
+    let mut ring = Both { map, guest, device };
+    line(4).into_iter().zip(0..).for_each(|(raw, i)| ring.guest.set_descriptor(i, raw));
+    assert_line(&read(&ring, 0).unwrap(), 4);
+    ring.offer(0, &[0, 1, 2, 3]);
+    assert_eq!(ring.pop_all(), [0, 1, 2, 3]);
+
+    let end = MEMORY_BYTES as u64;
+    for at in [half as u64 - 16, half as u64 - 8, end - 16 * 3] {
+        for (i, raw) in (0..).zip(line(3)) {
+            ring.guest.set_descriptor_at(at + DESCRIPTOR_BYTES * i, raw);
+        }
+        // The whole table is there, or as much of it as the chain needs.
+        for nr in [3, 1000] {
+            ring.guest.set_descriptor(5, (at, table_bytes(nr), INDIRECT, 0));
+            assert_line(&read(&ring, 5).unwrap(), 3);
+        }
+    }
+    ring.guest.set_descriptor(5, (end - 16 * 2, table_bytes(3), INDIRECT, 0));
+    ring.guest.set_descriptor_at(end - 16, (0x8000, 1, NEXT, 2));
+    ring.guest.set_descriptor_at(end - 16 * 2, (0x8000, 1, NEXT, 1));
+    assert_eq!(read(&ring, 5), Err(ChainError::Memory));
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    /// Whatever stands in the table, heads come as they were made available.
+    #[test]
+    fn f20_what_is_looked_at_ahead_decides_nothing(
+        raws in prop::collection::vec(
+            (prop_oneof![any::<u64>(), 0..MEMORY_BYTES as u64], any::<u32>(), 0..8_u16, any::<u16>()),
+            usize::from(SIZE),
+        ),
+        heads in prop::collection::vec(0..SIZE + 4, 1..usize::from(SIZE)),
+    ) {
+        let mut ring = ring();
+        (0..).zip(&raws).for_each(|(i, raw)| ring.guest.set_descriptor(i, *raw));
+        ring.offer(0, &heads);
+        let mut seen = Vec::new();
+        for head in heads {
+            let expected = if head < SIZE && !seen.contains(&head) { Pop::Head(head) } else { Pop::BadHead(head) };
+            seen.push(head);
+            prop_assert_eq!(ring.pop(), expected);
+        }
+        prop_assert_eq!(ring.pop(), Pop::Empty);
+    }
+}

@@ -15,7 +15,7 @@ fn regions(nr: u64) -> (File, GuestMap) {
         (GuestAddress(i * 2 * LEN), usize::try_from(LEN).unwrap(), Some(here))
     };
     let map = GuestMemoryMmap::from_ranges_with_files((0..nr).map(region)).unwrap();
-    (file, map)
+    (file, map.into())
 }
 
 impl Case {

@@ -1,8 +1,8 @@
 //! Benchmarks: the same small client against plain io_uring, `qemu-storage-daemon` and polypath on the same disk.
 //!
 //! The client keeps a number of requests under way and starts the next one when one is answered. It runs on a core of
-//! its own and the server on another. Rounds are interleaved (A B C A B C ...), so that what else the machine does
-//! hits all alike; the medians over the rounds and their ratios are the result. All run at the ordinary
+//! its own and the server on another. Rounds are interleaved (A B C, C B A, A B C ...), so that what else the machine does
+//! hits all alike, and nobody always runs behind the same other; the medians over the rounds and their ratios are the result. All run at the ordinary
 //! priority: one that is raised keeps the kernel's threads, which do a loop device's work, from the processor.
 
 mod buffers;
@@ -71,7 +71,11 @@ fn of_disk(options: &Options, cores: Cores, kind: DiskKind, report: &mut Report<
     let mut targets: Vec<Target> = Vec::new();
     for round in 0..options.rounds {
         for &workload in &options.workloads {
-            for program in Program::ALL {
+            let mut programs = Program::ALL;
+            if round % 2 == 1 {
+                programs.reverse();
+            }
+            for program in programs {
                 if !options.includes(program, kind, workload) {
                     continue;
                 }

@@ -3,10 +3,13 @@
 //! The tracepoint makes the calls themselves slower, so they are counted while a run warms up and not while it is timed.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
+
+use crate::loopdev::Mount;
 
 /// Counts from its making on, for the threads that there were then. io_uring's kernel threads make no system calls.
 pub(super) struct Syscalls {
@@ -39,11 +42,15 @@ impl Syscalls {
 }
 
 fn tracepoint_id() -> Result<u64> {
-    // The second one is where older systems mount it.
+    let read = |root: &Path| fs::read_to_string(root.join("events/raw_syscalls/sys_enter/id")).ok();
+    // The second one is where older systems mount it; containers have it nowhere.
     let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-    let read = |place: &&str| fs::read_to_string(format!("{place}/events/raw_syscalls/sys_enter/id")).ok();
-    let id = places.iter().find_map(read).context("no tracepoint raw_syscalls:sys_enter to be read")?;
-    id.trim().parse().context("the number of the tracepoint")
+    let here = places.iter().find_map(|place| read(Path::new(place)));
+    let id = here.or_else(|| read(Mount::tracefs().ok()?.path()));
+    id.context("no tracepoint raw_syscalls:sys_enter to be read")?
+        .trim()
+        .parse()
+        .context("the number of the tracepoint")
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ pub(super) fn details(rows: &[Row<'_>]) -> String {
 /// What has to be known to read the tables.
 pub(super) fn notes(rows: &[Row<'_>]) -> String {
     let mut text = "\
-Medians over the rounds, which are interleaved: each program in turn under each load, then again.
+Medians over the rounds, which are interleaved: each program in turn under each load, then again the other way round.
 
 - The client is a front-end on the `virtio-driver` crate that polls on a core of its own; the server has another. CPU time, context
   switches and system calls are the server's (io_uring: the client's own). What a loop device's kernel threads use is nobody's.

@@ -27,6 +27,13 @@ impl Mount {
         Ok(Self { dir, _device: None })
     }
 
+    /// The kernel's tracing files, of which systemd mounts another one at `/sys/kernel/tracing`.
+    pub fn tracefs() -> Result<Self> {
+        let dir = mount_point()?;
+        mount("tracefs", dir.path(), "tracefs", "")?;
+        Ok(Self { dir, _device: None })
+    }
+
     /// Makes a file system of type `kind` (`ext4`, `xfs`, ...) on a loop device on `backing`, and mounts it.
     pub fn file_system(kind: &str, backing: &Path) -> Result<Self> {
         let device = LoopDev::on(backing).attach()?;

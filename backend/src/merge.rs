@@ -172,11 +172,10 @@ impl<T> MergeQueue<T> {
             unreachable!("more requests than the ring has");
         };
         self.entries[usize::from(entry)] = Entry { item: Some(item), next: NONE };
-        let run = match self.join(entry, span) {
-            Some(run) => run,
+        match self.join(entry, span) {
+            Some(run) => self.settle(run),
             None => self.found(entry, span, now_ns),
-        };
-        self.settle(run);
+        }
     }
 
     /// Puts a request to a waiting run that it is adjacent to.
@@ -260,11 +259,11 @@ impl<T> MergeQueue<T> {
     }
 
     /// A new run of one request.
-    fn found(&mut self, entry: u16, span: Span, now_ns: u64) -> u16 {
+    fn found(&mut self, entry: u16, span: Span, now_ns: u64) {
         let Some(run) = self.free_runs.pop() else {
             unreachable!("more runs than requests");
         };
-        self.runs[usize::from(run)] = Run {
+        let mut it = Run {
             start: span.start,
             end: span.end,
             kind: span.kind,
@@ -273,20 +272,27 @@ impl<T> MergeQueue<T> {
             first: entry,
             last: entry,
             since_ns: now_ns,
-            is_parked: true,
+            is_parked: false,
         };
+        it.is_parked = self.is_to_wait(&it);
+        self.runs[usize::from(run)] = it;
         self.by_start.insert(key(span.start, span.kind), run);
         self.by_end.insert(key(span.end, span.kind), run);
-        self.parked.push_back(&mut self.links, run);
-        run
+        let list = if it.is_parked { &mut self.parked } else { &mut self.ready };
+        list.push_back(&mut self.links, run);
+    }
+
+    /// A run that has grown may go out.
+    fn settle(&mut self, run: u16) {
+        let it = &self.runs[usize::from(run)];
+        if it.is_parked && !self.is_to_wait(it) {
+            self.make_ready(run);
+        }
     }
 
     /// A run goes out if it is full, or if not enough of what comes before it is under way.
-    fn settle(&mut self, run: u16) {
-        let it = &self.runs[usize::from(run)];
-        if it.is_parked && (self.is_full(it) || !self.has_enough_ahead(it)) {
-            self.make_ready(run);
-        }
+    fn is_to_wait(&self, run: &Run) -> bool {
+        !self.is_full(run) && self.has_enough_ahead(run)
     }
 
     fn is_full(&self, run: &Run) -> bool {

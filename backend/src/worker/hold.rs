@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
+use polypath_paths::text::NoPathRetry;
 use polypath_paths::{Held, WithoutPath};
 
-use super::{REFUSED_WAIT_NS, Worker};
+use super::{REFUSED_NS_MAX, REFUSED_WAIT_NS, Worker};
 use crate::engine::Engine;
 use crate::request::Status;
 use crate::transfer::Transfer;
@@ -42,7 +43,12 @@ impl<E: Engine> Worker<E> {
             // Every active path says no. Each is probed for that; if they prove well and say no again, it is the
             // request. With a path missing, the probes get some time first.
             let is_missing = self.dispatcher.has_failed_path();
-            if transfer.nr_rounds >= if is_missing { 2 } else { 1 } || self.stopping {
+            let waited_ns = now_ns.saturating_sub(transfer.troubled_since_ns);
+            let is_over = match is_missing {
+                true => transfer.nr_rounds >= 2 && waited_ns >= self.patience_ns(),
+                false => transfer.nr_rounds >= 1,
+            };
+            if is_over || self.stopping {
                 return self.finish(transfer, Status::IoErr);
             }
             transfer.next_round();
@@ -64,6 +70,16 @@ impl<E: Engine> Worker<E> {
             // Nothing may wait for a path while the ring stops.
             WithoutPath::Hold(_) => self.give_up(transfer),
             WithoutPath::Fail => self.finish(transfer, Status::IoErr),
+        }
+    }
+
+    /// For how long a request that every active path refuses goes on asking while others are out: never for longer than
+    /// it would wait for a path if there were none.
+    fn patience_ns(&self) -> u64 {
+        match self.map_state().no_path_retry() {
+            NoPathRetry::Fail => 0,
+            NoPathRetry::Queue => REFUSED_NS_MAX,
+            NoPathRetry::Seconds(seconds) => REFUSED_NS_MAX.min(u64::from(seconds.get()) * 1_000_000_000),
         }
     }
 

@@ -219,6 +219,25 @@ fn f37_the_probe_says_well_and_the_data_says_eio_on_every_path() {
     wait_until("well again", SOON, || status(disk.q(), &Op::read(64, 8)) == OK).unwrap();
 }
 
+/// While a path is out, errors of the ones that are left are more likely the storage's trouble than the request's own.
+#[test]
+fn f37_data_errors_for_a_while_on_the_only_path_left_are_not_seen() {
+    need!(faulty);
+    let rig = Rig::start(Image::filled(MIB), &["a", "b"], &[]);
+    let mut disk = rig.disk(1);
+    rig.fs.rule("a", Rule::errno(libc::ENODEV));
+    assert_eq!(status(disk.q(), &Op::read(64, 8)), OK);
+    rig.wait_active("a", false);
+    rig.fs.rule("b", data_errors());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(2));
+            rig.fs.clear("b");
+        });
+        assert!(disk.q().read(128, 8).unwrap() == filled(128, 8));
+    });
+}
+
 /// Two loop devices on one file, one of which refuses writes for a while.
 #[test]
 fn f01_f54_a_path_made_read_only_under_load() {

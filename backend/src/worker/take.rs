@@ -18,7 +18,7 @@ static LINES: LineLimit = LineLimit::new();
 const FAULTS_MAX: u64 = 256;
 
 /// Requests in a row that are refused as they stand after which it does as well: none of them costs the guest any I/O.
-const REFUSED_MAX: u32 = 4096;
+const REFUSED_MAX: u32 = 1024;
 
 /// Kicks after which it does as well, without anything to take or to answer since the first of them.
 const IDLE_KICKS_MAX: u32 = 4096;

@@ -81,8 +81,8 @@ impl GuestMap {
     }
 }
 
-/// Looking up guest memory where an access lies inside one region, as nearly all do: a third of the instructions of
-/// [`vm_memory::Bytes`], which is ready for ranges over several regions and falls back to it for those.
+/// Looking up guest memory where an access lies inside one region, as nearly all do. [`vm_memory::Bytes`] is
+/// ready for ranges over several regions, which takes several times the instructions; those fall back to it.
 pub trait GuestAccess {
     /// Reads a value; None outside guest memory.
     fn read_at<T: ByteValued>(&self, addr: GuestAddress) -> Option<T>;
@@ -144,8 +144,8 @@ pub fn slice(map: &GuestMap, addr: GuestAddress, len: usize) -> Option<VolatileS
     None
 }
 
-/// Asks the processor for the cache line where `slice` begins, to be read and then written, without waiting for it. Does
-/// nothing on processors for which the instruction is not known here.
+/// Asks the processor for the cache line where `slice` begins, to be read, without waiting for it. Does nothing on
+/// processors for which the instruction is not known here.
 #[inline]
 pub fn prefetch(slice: &VolatileSlice<'_>) {
     #[cfg(target_arch = "x86_64")]

@@ -337,10 +337,13 @@ impl Vring {
             return false;
         }
         self.avail_seen = index;
-        if let Some(ahead) = Ahead::new(map, self.size, &self.at) {
-            ahead.begin(self.next_avail, index.wrapping_sub(self.next_avail));
+        let nr = index.wrapping_sub(self.next_avail);
+        if nr > 1
+            && let Some(ahead) = Ahead::new(map, self.size, &self.at)
+        {
+            ahead.begin(self.next_avail, nr);
         }
-        index != self.next_avail
+        nr != 0
     }
 
     /// Whether there is something to take. Only looks: of a broken index, [`Self::pop`] tells.
@@ -368,8 +371,11 @@ impl Vring {
             return Pop::Broken;
         };
         self.next_avail = self.next_avail.wrapping_add(1);
-        if let Some(ahead) = Ahead::new(map, self.size, &self.at) {
-            ahead.go_on(self.next_avail, self.avail_seen.wrapping_sub(self.next_avail));
+        let nr_left = self.avail_seen.wrapping_sub(self.next_avail);
+        if nr_left >= ahead::LINKS
+            && let Some(ahead) = Ahead::new(map, self.size, &self.at)
+        {
+            ahead.go_on(self.next_avail, nr_left);
         }
         if !self.mark(head, true) {
             return Pop::BadHead(head);

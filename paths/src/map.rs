@@ -142,6 +142,11 @@ impl MapState {
         self.no_path_retry.lock().map_or(NoPathRetry::Fail, |policy| *policy)
     }
 
+    /// For how long requests wait while there is no path, in ns: 0 not at all, `u64::MAX` for ever.
+    pub fn retry_ns(&self) -> u64 {
+        self.retry_ns.load(Ordering::Acquire)
+    }
+
     /// Changes the policy, for held requests as well.
     pub fn set_no_path_retry(&self, policy: NoPathRetry) {
         if let Ok(mut current) = self.no_path_retry.lock() {
@@ -180,7 +185,7 @@ impl MapState {
     /// `troubled_since_ns` (0: none yet). A request that circulates between paths that come and go has the same time
     /// as one that waits for the last to come back.
     pub fn without_path(&self, now_ns: u64, troubled_since_ns: u64) -> WithoutPath {
-        let retry_ns = self.retry_ns.load(Ordering::Acquire);
+        let retry_ns = self.retry_ns();
         match retry_ns {
             0 => return WithoutPath::Fail,
             u64::MAX => return WithoutPath::Hold(None),

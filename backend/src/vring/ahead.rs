@@ -13,7 +13,7 @@ use crate::memory::{GuestAccess as _, GuestMap, prefetch, slice};
 /// How many requests ahead the first descriptor is asked for, what it leads to, and what that leads to.
 const DESCRIPTORS: u16 = 9;
 const BUFFERS: u16 = 6;
-const LINKS: u16 = 3;
+pub(super) const LINKS: u16 = 3;
 
 /// A ring whose parts lie in one region each.
 pub(super) struct Ahead<'a> {
@@ -32,18 +32,14 @@ impl<'a> Ahead<'a> {
         Some(Self { map, size, available, table })
     }
 
-    /// `nr` entries from `next` on were found to be available.
+    /// `nr` entries from `next` on were found to be available. Of a single one all is wanted at once, and nothing is ahead.
     pub(super) fn begin(&self, next: u16, nr: u16) {
-        // Of a single one all is wanted at once.
-        if nr < 2 {
-            return;
-        }
         (0..nr.min(DESCRIPTORS)).for_each(|n| self.ask_for_descriptor(next.wrapping_add(n)));
         (0..nr.min(BUFFERS)).for_each(|n| self.ask_for_buffer(next.wrapping_add(n)));
         (0..nr.min(LINKS)).for_each(|n| self.ask_for_link(next.wrapping_add(n)));
     }
 
-    /// One has been taken; `nr` are left from `next` on.
+    /// One has been taken; `nr` are left from `next` on, [`LINKS`] at least.
     #[inline]
     pub(super) fn go_on(&self, next: u16, nr: u16) {
         if nr >= DESCRIPTORS {
@@ -52,9 +48,7 @@ impl<'a> Ahead<'a> {
         if nr >= BUFFERS {
             self.ask_for_buffer(next.wrapping_add(BUFFERS - 1));
         }
-        if nr >= LINKS {
-            self.ask_for_link(next.wrapping_add(LINKS - 1));
-        }
+        self.ask_for_link(next.wrapping_add(LINKS - 1));
     }
 
     #[inline]

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use polypath_paths::text::NoPathRetry;
 use polypath_paths::{Held, WithoutPath};
 
 use super::{REFUSED_NS_MAX, REFUSED_WAIT_NS, Worker};
@@ -45,7 +44,9 @@ impl<E: Engine> Worker<E> {
             let is_missing = self.dispatcher.has_failed_path();
             let waited_ns = now_ns.saturating_sub(transfer.troubled_since_ns);
             let is_over = match is_missing {
-                true => transfer.nr_rounds >= 2 && waited_ns >= self.patience_ns(),
+                true => {
+                    transfer.nr_rounds >= 2 && waited_ns >= REFUSED_NS_MAX.min(self.map_state().retry_ns())
+                }
                 false => transfer.nr_rounds >= 1,
             };
             if is_over || self.stopping {
@@ -70,16 +71,6 @@ impl<E: Engine> Worker<E> {
             // Nothing may wait for a path while the ring stops.
             WithoutPath::Hold(_) => self.give_up(transfer),
             WithoutPath::Fail => self.finish(transfer, Status::IoErr),
-        }
-    }
-
-    /// For how long a request that every active path refuses goes on asking while others are out: never for longer than
-    /// it would wait for a path if there were none.
-    fn patience_ns(&self) -> u64 {
-        match self.map_state().no_path_retry() {
-            NoPathRetry::Fail => 0,
-            NoPathRetry::Queue => REFUSED_NS_MAX,
-            NoPathRetry::Seconds(seconds) => REFUSED_NS_MAX.min(u64::from(seconds.get()) * 1_000_000_000),
         }
     }
 

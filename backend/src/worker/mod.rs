@@ -59,7 +59,7 @@ const SHARE_INTERVAL_NS: u64 = 1_000_000;
 /// How long a request that every active path has refused waits before it asks them again, while a path is missing.
 const REFUSED_WAIT_NS: u64 = 500_000_000;
 
-/// For how long it goes on asking: what is missing is more likely to be what the request needs than the request to be at fault.
+/// For how long it goes on asking, unless it would wait for less if there were no path at all: what is missing is more likely to be what the request needs than the request to be at fault.
 const REFUSED_NS_MAX: u64 = 5_000_000_000;
 
 /// What a worker starts with.

@@ -2,8 +2,9 @@
 //!
 //! The client keeps a number of requests under way and starts the next one when one is answered. It runs on a core of
 //! its own and the server on another. Rounds are interleaved (A B C, C B A, A B C ...), so that what else the machine does
-//! hits all alike, and nobody always runs behind the same other; the medians over the rounds and their ratios are the result. All run at the ordinary
-//! priority: one that is raised keeps the kernel's threads, which do a loop device's work, from the processor.
+//! hits all alike, and nobody always runs behind the same other; the medians over the rounds and their ratios are the
+//! result. All run at the ordinary priority: one that is raised keeps the kernel's threads, which do a loop device's work,
+//! from the processor.
 
 mod buffers;
 mod check;

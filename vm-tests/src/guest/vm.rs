@@ -10,6 +10,9 @@ use super::images::{Accel, Qemu, image};
 use super::{BOOT_TIMEOUT, Guest};
 use crate::server::Server;
 
+/// Starts of a QEMU that dies of a fault of its own.
+const STARTS_MAX: u32 = 3;
+
 /// Kernel command line: quiet and quick; a panic stops the guest, so that it is seen and not booted over.
 const KERNEL_ARGS: &str = "console=ttyS0 panic=0 quiet loglevel=3 mitigations=off tsc=reliable no_timer_check \
                            8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on";
@@ -203,11 +206,18 @@ impl Vm {
         self.boot_within(BOOT_TIMEOUT)
     }
 
-    /// [`Vm::boot`] with a deadline of its own.
+    /// [`Vm::boot`] with a deadline of its own. A QEMU that dies of a fault of its emulator's before the guest says anything
+    /// is started again.
     pub fn boot_within(&self, timeout: Duration) -> Result<Guest> {
+        for _ in 1..STARTS_MAX {
+            let guest = self.start()?;
+            match guest.wait_ready(timeout) {
+                Err(error) if guest.has_lost_its_place() => eprintln!("QEMU is started again: {error:#}"),
+                ready => return ready.map(|()| guest),
+            }
+        }
         let guest = self.start()?;
-        guest.wait_ready(timeout)?;
-        Ok(guest)
+        guest.wait_ready(timeout).map(|()| guest)
     }
 
     /// Starts the machine and does not wait for anything: for guests that boot from their disk, or not at all.
